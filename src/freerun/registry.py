@@ -1,0 +1,35 @@
+"""Everything that is chosen by name in a config, as "module:function" strings, so that reading a config imports nothing.
+
+Adding an optimizer or a replica strategy is one file and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "freerun.optim.adamw:build",
+    "basis-rotation": "freerun.optim.basis_rotation:build",
+    "nesterov": "freerun.optim.nesterov:build",
+    "delay-compensated": "freerun.optim.delay_compensated:build",
+    "muon": "freerun.optim.muon:build",
+}
+
+STRATEGIES: Mapping[str, str] = {
+    "none": "freerun.replicas.none:build",
+    "allreduce": "freerun.replicas.allreduce:build",
+    "zero1": "freerun.replicas.zero1:build",
+    "dpu": "freerun.replicas.dpu:build",
+    "acco": "freerun.replicas.acco:build",
+    "sparse": "freerun.replicas.sparse:build",
+    "diloco": "freerun.replicas.diloco:build",
+}
+
+
+def load(reference: str) -> Callable[..., Any]:
+    """The function that a "module:function" string names."""
+    module, _, attribute = reference.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
+    return function
