@@ -1,0 +1,117 @@
+"""One optimizer step as the training loop sees it: clip by the right norm, set the rate for this delay, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freerun.collectives import exchange_scalars
+from freerun.config import OptimizerConfig
+from freerun.errors import NonFiniteError
+from freerun.groups import Group
+from freerun.optim.base import ProposingOptimizer, adapt
+from freerun.optim.param_groups import param_groups
+from freerun.optim.rates import rate
+from freerun.registry import OPTIMIZERS, load
+from freerun.steps import Steps
+
+
+@dataclass(frozen=True)
+class NamedParameter:
+    """A trainable tensor (a whole parameter or a slice of one), with what decides how it is optimised."""
+
+    name: str
+    kind: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Where a stage stands: what an optimizer may know about the pipeline around it."""
+
+    stage: int
+    stages: int
+    delay: int
+
+
+class Stepper:
+    """An optimizer over some parameters, with its learning-rate schedule and clipping.
+
+    `norm_groups` are the groups over which the squared gradient norm is summed before clipping: the replicas when each
+    holds a shard, the stages when the norm is the whole model's.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        updates: int,
+        place: StagePlace,
+        parameters: Sequence[NamedParameter],
+        norm_groups: Sequence[Group] = (),
+        skip_nonfinite: bool = False,
+    ) -> None:
+        kinds = {parameter.name: parameter.kind for parameter in parameters}
+        named = [(parameter.name, parameter.tensor) for parameter in parameters]
+        groups = param_groups(named, lambda name, _: kinds[name], config)
+        build: Callable[..., torch.optim.Optimizer] = load(OPTIMIZERS[config.name])
+        self.optimizer: ProposingOptimizer = adapt(build(groups, config, place.stages, place.delay))
+        self.others_norm2 = 0.0
+        self.last_norm = 0.0
+        self.skipped = 0
+        self._config = config
+        self._updates = updates
+        self._place = place
+        self._tensors = [parameter.tensor for parameter in parameters]
+        self._norm_groups = list(norm_groups)
+        self._skip_nonfinite = skip_nonfinite
+
+    def step(self, progress: float, delay: int) -> Steps[bool]:
+        """Keep one step; false when the gradient is not finite and such updates are skipped."""
+        if not (yield from self._prepare(progress, delay)):
+            return False
+        self.optimizer.step()
+        return True
+
+    def propose(self, progress: float, delay: int) -> Steps[list[Tensor] | None]:
+        """The new values of the parameters, in the optimizer's order, touching neither them nor any state."""
+        if not (yield from self._prepare(progress, delay)):
+            return None
+        return self.optimizer.propose()
+
+    def rate(self, progress: float, delay: int) -> float:
+        """The learning rate of an update."""
+        return rate(self._config, progress, self._updates, delay)
+
+    def _prepare(self, progress: float, delay: int) -> Steps[bool]:
+        norm2 = yield from self._norm2()
+        self.last_norm = math.sqrt(norm2)
+        if not math.isfinite(norm2):
+            if not self._skip_nonfinite:
+                where = f"stage {self._place.stage}, update {int(progress)}"
+                raise NonFiniteError(f"the gradient is not finite at {where}; lower optimizer.lr or look at the data")
+            self.skipped += 1
+            return False
+        norm = math.sqrt(norm2 + self.others_norm2)
+        if self._config.clip and norm > self._config.clip:
+            torch._foreach_mul_([_gradient(tensor) for tensor in self._tensors], self._config.clip / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(progress, delay) * group.get("lr_scale", 1.0)
+            group["delay"] = delay
+        return True
+
+    def _norm2(self) -> Steps[float]:
+        norms = torch._foreach_norm([_gradient(tensor) for tensor in self._tensors])
+        norm2 = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        for group in self._norm_groups:
+            shares = yield from exchange_scalars(group, [norm2])
+            norm2 = math.fsum(share for (share,) in shares)
+        return norm2
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad

@@ -1,0 +1,119 @@
+"""Work that can pause: generators that yield what they wait for.
+
+The training loop, the pipeline executor and the replica strategies are written once, as generators. A process of a real
+run drives its own with `run`, which blocks at each wait. The one-process replay drives all stages and replicas with
+`run_together`, which goes on with whichever can. Both execute the same code, hence the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from threading import Event
+from typing import Generic, Protocol, TypeVar
+
+from freerun.errors import FreerunError
+
+T = TypeVar("T")
+
+
+class Wait(Protocol):
+    """Something not there yet."""
+
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> None:
+        """Block until it is there; raise a PeerError naming the peer when the time limit is over."""
+
+
+Steps = Generator[Wait, None, T]
+
+
+class Task(Generic[T]):
+    """The result of steps that run in the background. The steps are driven elsewhere: by a thread or by the replay."""
+
+    def __init__(self) -> None:
+        self._done = Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def follow(self, steps: Steps[T]) -> Steps[None]:
+        """Run `steps` and keep their result or their error."""
+        try:
+            self._result = yield from steps
+        except Exception as error:
+            self._error = error
+        self._done.set()
+
+    def ready(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        # every wait inside the steps has a time limit of its own, so this one ends
+        self._done.wait()
+
+    def result(self) -> T:
+        """What the steps returned; raises what they raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+def finish(task: Task[T]) -> Steps[T]:
+    """Wait for a background task and give its result."""
+    if not task.ready():
+        yield task
+    return task.result()
+
+
+def run(steps: Steps[T]) -> T:
+    """Drive steps in this thread, blocking at every wait."""
+    try:
+        while True:
+            next(steps).wait()
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+class Together:
+    """Drives many steps in one thread, each as far as it can go, until all are done."""
+
+    def __init__(self) -> None:
+        self._runnable: deque[Steps[None]] = deque()
+        self._waiting: list[tuple[Wait, Steps[None]]] = []
+
+    def add(self, steps: Steps[None]) -> None:
+        """Drive these steps too."""
+        self._runnable.append(steps)
+
+    def background(self, steps: Steps[T]) -> Task[T]:
+        """Drive these steps too, and give their result to whoever waits for it."""
+        task: Task[T] = Task()
+        self.add(task.follow(steps))
+        return task
+
+    def run(self) -> None:
+        """Go on until every step is done; a circle of waits is an error."""
+        while self._runnable or self._waiting:
+            while self._runnable:
+                self._advance(self._runnable.popleft())
+            still_waiting = []
+            for wait, steps in self._waiting:
+                if wait.ready():
+                    self._runnable.append(steps)
+                else:
+                    still_waiting.append((wait, steps))
+            self._waiting = still_waiting
+            if not self._runnable and self._waiting:
+                waits = ", ".join(str(wait) for wait, _ in self._waiting[:8])
+                raise FreerunError(f"the replay is stuck: everything waits for something else ({waits})")
+
+    def _advance(self, steps: Steps[None]) -> None:
+        try:
+            wait = next(steps)
+        except StopIteration:
+            return
+        self._waiting.append((wait, steps))
