@@ -159,9 +159,16 @@ def backward_order(actions: Iterable[Action]) -> Iterator[int]:
     return (action.microbatch for action in actions if isinstance(action, Backward))
 
 
-def delays(actions: Iterable[Action], microbatches: int) -> dict[int, int]:
-    """How many gradients have which delay, counted from the actions themselves."""
-    counts = Counter(a.microbatch // microbatches - a.version for a in actions if isinstance(a, Backward))
+def delays(actions: Iterable[Action]) -> dict[int, int]:
+    """How many gradients (one per microbatch) have which delay, counted from the actions themselves."""
+    counts: Counter[int] = Counter()
+    versions: list[int] = []
+    for action in actions:
+        if isinstance(action, Backward):
+            versions.append(action.version)
+        elif isinstance(action, Update):
+            counts.update(action.update - version for version in versions)
+            versions.clear()
     return dict(sorted(counts.items()))
 
 
