@@ -86,14 +86,14 @@ class Attention(nn.Module):
         query, key, value = (
             tensor.view(*tensor.shape[:2], -1, self.shape.head_width).transpose(1, 2) for tensor in projected
         )
-        start = cache.length if cache else 0
+        start = 0 if cache is None else cache.length
         end = start + query.shape[2]
         tables = rotary_tables(
             max(end, self.shape.context), self.shape.head_width, self.theta, query.dtype, query.device
         )
         cosines, sines = (table[start:end] for table in tables)
         query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
-        if cache:
+        if cache is not None:
             key, value = cache.extend(self.layer, key, value)
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=start == 0, enable_gqa=self.shape.kv_heads < self.shape.heads
@@ -113,7 +113,8 @@ class MLP(nn.Module):
             self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def expand(self, hidden: Tensor) -> Tensor:
-        return F.silu(self.gate(hidden)) * self.up(hidden)
+        gate: Tensor = F.silu(self.gate(hidden))
+        return gate * self.up(hidden)
 
     def contract(self, inner: Tensor) -> Tensor:
         return self.down(inner)  # type: ignore[no-any-return]

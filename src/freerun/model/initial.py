@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 
-def generator_of(seed: int, name: str) -> torch.Generator:
-    """A random generator that depends on nothing but the seed and the name."""
+def seed_of(seed: int, name: str) -> int:
+    """A seed for random numbers that depends on nothing but the run's seed and the name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @torch.no_grad()
 def fill_normal(parameter: Tensor, seed: int, name: str, std: float) -> None:
     """Draws a parameter's values on the CPU in fp32, wherever it lives."""
     values = torch.empty(parameter.shape, dtype=torch.float32)
-    parameter.copy_(values.normal_(std=std, generator=generator_of(seed, name)))
+    parameter.copy_(values.normal_(std=std, generator=torch.Generator().manual_seed(seed_of(seed, name))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,15 @@ class Stage(nn.Module):
     """Last dimension of the message that comes in; 0 for tokens."""
     output_width: int
     """Last dimension of what goes out; the vocabulary for logits."""
+    context: int
+    """Most positions that the model is made for."""
     borrowed: tuple[str, ...] = ()
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def new_cache(self, capacity: int) -> Any:
+        """An empty store for keys and values, to give to forward while generating."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
         raise NotImplementedError
 
 
@@ -60,6 +67,10 @@ class DecoderStage(Stage):
         following = LAYER_PARTS[(LAYER_PARTS.index(last_part) + 1) % len(LAYER_PARTS)]
         self.input_width = 0 if first else sum(message_widths(shape, first_part))
         self.output_width = shape.vocabulary if last else sum(message_widths(shape, following))
+        self.context = shape.context
+
+    def new_cache(self, capacity: int) -> KeyValueCache:
+        return KeyValueCache(capacity)
 
     def forward(self, inputs: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         hidden = self.embedding(inputs) if self.first else inputs
@@ -69,6 +80,8 @@ class DecoderStage(Stage):
                 hidden = checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = layer(hidden, cache)
+        if cache is not None:
+            cache.length += inputs.shape[1]
         if not self.last:
             return hidden
         return F.linear(self.norm(hidden), self.embedding.weight if self.tied else self.head.weight)
