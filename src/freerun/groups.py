@@ -7,9 +7,10 @@ in which they were sent. Collectives are built on top (collectives.py), so their
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,20 @@ from torch import Tensor
 from freerun.errors import PeerError
 from freerun.steps import Steps, Task, Together, Wait, run
 
+if TYPE_CHECKING:
+    from freerun.collectives import Ranges, Wire
+
 T = TypeVar("T")
+
+
+class NativeCollectives(Protocol):
+    """Collectives of the engine itself (NCCL's), with the meaning that collectives.py gives to the same names."""
+
+    def reduce_scatter(self, flat: Tensor, parts: Sequence[Ranges], into: Tensor, wire: Wire) -> Steps[None]:
+        """Sum the members' flat buffers; `into` gets the coordinates that are this rank's part."""
+
+    def all_gather(self, own: Tensor, parts: Sequence[Ranges], into: Tensor, wire: Wire) -> Steps[None]:
+        """Put every member's part into `into`, all rounded to the wire's number format."""
 
 
 class Group(Protocol):
@@ -26,7 +40,14 @@ class Group(Protocol):
 
     rank: int
     size: int
-    bytes_sent: int
+    native: NativeCollectives | None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to other members so far, over all channels."""
+
+    def channel(self, number: int) -> Group:
+        """The same members with messages of their own, apart from those of other channels."""
 
     def send(self, tensor: Tensor, to: int) -> Wait:
         """Send; the tensor must stay unchanged until the returned wait is over."""
@@ -56,7 +77,11 @@ class Solo:
 
     rank = 0
     size = 1
+    native = None
     bytes_sent = 0
+
+    def channel(self, number: int) -> Solo:
+        return self
 
     def send(self, tensor: Tensor, to: int) -> Wait:
         raise ValueError("a group of one has nobody to send to")
@@ -70,16 +95,20 @@ class Solo:
         return task
 
 
+Route = tuple[int, int, int]
+"""Channel, sender, receiver."""
+
+
 class Mailboxes:
     """The messages under way among the members of one local group."""
 
     def __init__(self) -> None:
-        self.sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
-        self.expected: dict[tuple[int, int], deque[LocalReceive]] = defaultdict(deque)
+        self.sent: dict[Route, deque[Tensor]] = defaultdict(deque)
+        self.expected: dict[Route, deque[LocalReceive]] = defaultdict(deque)
 
-    def deliver(self, pair: tuple[int, int]) -> None:
+    def deliver(self, route: Route) -> None:
         """Copy what has been sent into what is expected, in order."""
-        sent, expected = self.sent[pair], self.expected[pair]
+        sent, expected = self.sent[route], self.expected[route]
         while sent and expected:
             expected.popleft().accept(sent.popleft())
 
@@ -111,30 +140,54 @@ class LocalReceive:
 class LocalGroup:
     """A member of a group that lives in one process (the replay)."""
 
-    def __init__(self, rank: int, size: int, name: str, mailboxes: Mailboxes, together: Together) -> None:
+    native = None
+
+    def __init__(
+        self, rank: int, size: int, name: str, mailboxes: Mailboxes, together: Together, number: int = 0
+    ) -> None:
         self.rank = rank
         self.size = size
-        self.bytes_sent = 0
+        self._sent = 0
         self._name = name
         self._mailboxes = mailboxes
         self._together = together
+        self._number = number
+        self._channels: list[LocalGroup] = []
+        self._last: Wait = OVER
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent + sum(channel.bytes_sent for channel in self._channels)
+
+    def channel(self, number: int) -> LocalGroup:
+        other = LocalGroup(self.rank, self.size, self._name, self._mailboxes, self._together, number)
+        self._channels.append(other)
+        return other
 
     def send(self, tensor: Tensor, to: int) -> Wait:
-        self.bytes_sent += tensor.nbytes
-        pair = (self.rank, to)
-        self._mailboxes.sent[pair].append(tensor.detach().clone())
-        self._mailboxes.deliver(pair)
+        self._sent += tensor.nbytes
+        route = (self._number, self.rank, to)
+        self._mailboxes.sent[route].append(tensor.detach().clone())
+        self._mailboxes.deliver(route)
         return OVER
 
     def receive(self, into: Tensor, source: int) -> Wait:
-        pair = (source, self.rank)
+        route = (self._number, source, self.rank)
         receive = LocalReceive(into, f"{self._name}: message from {source} to {self.rank}")
-        self._mailboxes.expected[pair].append(receive)
-        self._mailboxes.deliver(pair)
+        self._mailboxes.expected[route].append(receive)
+        self._mailboxes.deliver(route)
         return receive
 
     def background(self, steps: Steps[T]) -> Task[T]:
-        return self._together.background(steps)
+        task = self._together.background(_after(self._last, steps))
+        self._last = task
+        return task
+
+
+def _after(earlier: Wait, steps: Steps[T]) -> Steps[T]:
+    if not earlier.ready():
+        yield earlier
+    return (yield from steps)
 
 
 class DistributedWait:
@@ -166,7 +219,11 @@ class DistributedWait:
 class DistributedGroup:
     """A member of a group of processes, over torch.distributed point-to-point."""
 
-    def __init__(self, process_group: dist.ProcessGroup, ranks: list[int], labels: list[str], limit: float) -> None:
+    native: NativeCollectives | None = None
+
+    def __init__(
+        self, process_group: dist.ProcessGroup, ranks: list[int], labels: list[str], limit: float, number: int = 0
+    ) -> None:
         self._process_group = process_group
         self._ranks = ranks
         self._labels = labels
@@ -174,14 +231,26 @@ class DistributedGroup:
         self._worker: ThreadPoolExecutor | None = None
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
-        self.bytes_sent = 0
+        self._number = number
+        self._sent = 0
+        self._channels: list[DistributedGroup] = []
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent + sum(channel.bytes_sent for channel in self._channels)
+
+    def channel(self, number: int) -> DistributedGroup:
+        # a gloo tag keeps channels apart; NCCL has no tags and needs a process group per channel
+        other = DistributedGroup(self._process_group, self._ranks, self._labels, self._limit, number)
+        self._channels.append(other)
+        return other
 
     def send(self, tensor: Tensor, to: int) -> Wait:
-        self.bytes_sent += tensor.nbytes
+        self._sent += tensor.nbytes
         tensor = tensor.detach()
         what = f"sending to {self._labels[to]}"
         try:
-            work = dist.isend(tensor, dst=self._ranks[to], group=self._process_group)
+            work = dist.isend(tensor, dst=self._ranks[to], group=self._process_group, tag=self._number)
         except RuntimeError as error:
             raise PeerError(f"{what} failed: {str(error).splitlines()[0][:200]}") from error
         assert work is not None
@@ -190,7 +259,7 @@ class DistributedGroup:
     def receive(self, into: Tensor, source: int) -> Wait:
         what = f"receiving from {self._labels[source]}"
         try:
-            work = dist.irecv(into, src=self._ranks[source], group=self._process_group)
+            work = dist.irecv(into, src=self._ranks[source], group=self._process_group, tag=self._number)
         except RuntimeError as error:
             raise PeerError(f"{what} failed: {str(error).splitlines()[0][:200]}") from error
         assert work is not None
@@ -198,7 +267,9 @@ class DistributedGroup:
 
     def background(self, steps: Steps[T]) -> Task[T]:
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "freerun-background", torch.set_num_threads, (torch.get_num_threads(),))
+            self._worker = ThreadPoolExecutor(
+                1, "freerun-background", torch.set_num_threads, (torch.get_num_threads(),)
+            )
         task: Task[T] = Task()
         self._worker.submit(run, task.follow(steps))
         return task
