@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from helpers.processes import spawn
 
 from freerun.groups import DistributedGroup, Group, LocalGroup, Mailboxes
 from freerun.steps import Steps, Together, run
+from helpers.processes import spawn
 
 T = TypeVar("T")
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from helpers.members import in_one_process, in_processes
 from torch import Tensor
 
 from freerun.collectives import Range, Wire, all_gather, all_reduce, equal_parts, exchange_scalars, reduce_scatter
 from freerun.groups import Group, Solo
 from freerun.payload import FP32, PAYLOADS
 from freerun.steps import Steps, run
+from helpers.members import in_one_process, in_processes
 
 SIZE = 1001
 SCATTERED: list[list[Range]] = [[(0, 10), (500, 700)], [(10, 400)], [(400, 500), (700, 701), (701, 1001)]]
