@@ -1,0 +1,39 @@
+"""When bases are refreshed: the budget over stages, and the turns of the matrices within a stage."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+SLOWEST = 200.0
+"""No stage waits longer than this many updates for a refresh."""
+
+
+def refresh_interval(
+    allocation: Literal["uniform", "stage-aware", "reversed"], interval: float, stage_delay: int, stages: int
+) -> float:
+    """Updates between refreshes at a stage, not always whole.
+
+    stage-aware gives refreshes in proportion to delay + 1, reversed to the delay counted from the other end. Over the
+    stages, whose delays are 0 … stages−1, the mean of refreshes per update stays 1/interval, with each at least
+    1/200 and at most 1.
+    """
+    if allocation == "uniform" or stages == 1:
+        return float(interval)
+    budget = min(max(1 / interval, 1 / SLOWEST), 1.0)
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        unit = (low + high) / 2
+        mean = sum(_clamped(unit * (delay + 1)) for delay in range(stages)) / stages
+        low, high = (unit, high) if mean < budget else (low, unit)
+    counted = stage_delay if allocation == "stage-aware" else max(stages - 1 - stage_delay, 0)
+    return 1 / _clamped(high * (counted + 1))
+
+
+def due(step: int, interval: float, phase: float = 0.0) -> bool:
+    """Whether update number `step` (from 1) refreshes. With phase 0: the first, and each multiple of the interval."""
+    return step == 1 or math.floor((step + phase) / interval) > math.floor((step - 1 + phase) / interval)
+
+
+def _clamped(refreshes_per_update: float) -> float:
+    return min(max(refreshes_per_update, 1 / SLOWEST), 1.0)
