@@ -113,8 +113,8 @@ class MLP(nn.Module):
             self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def expand(self, hidden: Tensor) -> Tensor:
-        gate: Tensor = F.silu(self.gate(hidden))
-        return gate * self.up(hidden)
+        inner: Tensor = F.silu(self.gate(hidden)) * self.up(hidden)
+        return inner
 
     def contract(self, inner: Tensor) -> Tensor:
         return self.down(inner)  # type: ignore[no-any-return]

@@ -26,6 +26,9 @@ from freerun.model.initial import seed_of
 from freerun.model.size import parameters
 from freerun.model.stage import Stage
 
+OLDER_ENABLE = "gradient_checkpointing_enable"
+"""What transformers called activation_checkpointing_enable before 5.23."""
+
 
 class PassThrough(nn.Module):
     """In the place of a layer or norm that another stage owns."""
@@ -106,7 +109,10 @@ def build_huggingface_stage(
     stage.to_empty(device="cpu")
     rebuild_buffers(whole, config.model_type)
     if model.activation_checkpointing:
-        whole.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable = (
+            "activation_checkpointing_enable" if hasattr(whole, "activation_checkpointing_enable") else OLDER_ENABLE
+        )
+        getattr(whole, enable)({"use_reentrant": False})
     if tied and last and not first:
         stage.borrowed = (f"{name_of(whole, whole.get_input_embeddings())}.weight",)
     if model.pretrained:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -150,7 +149,7 @@ def write_beside(path: Path, write: Callable[[Path], object]) -> None:
     """The file appears under its name only when it is complete."""
     beside = path.with_name(f".{path.name}.part")
     write(beside)
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

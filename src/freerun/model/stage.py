@@ -32,6 +32,8 @@ class Stage(nn.Module):
     context: int
     """Most positions that the model is made for."""
     borrowed: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
+    """Names of parameters here that another stage borrows."""
 
     def new_cache(self, capacity: int) -> Any:
         """An empty store for keys and values, to give to forward while generating."""
@@ -57,6 +59,8 @@ class DecoderStage(Stage):
                 for layer, own in parts.items()
             }
         )
+        if first and shape.tied and not last:
+            self.lent = ("embedding.weight",)
         if last:
             self.norm = RMSNorm(shape.width, model.norm_eps)
             if not shape.tied:
