@@ -33,7 +33,7 @@ class Examples:
         tokens = np.full((len(rows), self.context + 1), self._padding, np.int64)
         labels = np.full((len(rows), self.context), IGNORED, np.int64)
         for row, (start, stop) in enumerate(zip(self._start[rows].tolist(), self._stop[rows].tolist())):  # noqa: B905
-            ids = self._tokens[start:stop]
+            ids = self._tokens[start:stop].astype(np.int64)  # unsigned ids would turn −100 into a large one
             tokens[row, : len(ids)] = ids
             labels[row, : len(ids) - 1] = np.where(self._learn[start + 1 : stop], ids[1:], IGNORED)
         return tokens[:, :-1].copy(), labels

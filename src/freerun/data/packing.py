@@ -60,10 +60,12 @@ class Blocks:
 
 def _cut_at(stretches: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """The same stretches, none of which crosses a bound."""
+    if not len(stretches):
+        return stretches
     cuts = np.unique(np.concatenate([stretches.ravel(), bounds]))
     starts, stops = cuts[:-1], cuts[1:]
     inside = np.searchsorted(stretches[:, 0], starts, side="right") - 1
-    kept = (inside >= 0) & (starts < stretches[np.maximum(inside, 0), 1])
+    kept = (inside >= 0) & (starts < stretches[inside, 1])
     return np.stack([starts[kept], stops[kept]], axis=1)
 
 
