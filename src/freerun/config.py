@@ -1,16 +1,13 @@
-"""A whole run as one tree of typed dataclasses, and every check that involves more than one key.
+"""A whole run as one tree of typed dataclasses.
 
 Nothing here imports torch: a config can be read, printed and refused in milliseconds.
-Reading TOML files and command-line overrides into this tree is config_files.py.
+What can't be is refused by checks.py; TOML files and command-line overrides are read by config_files.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
-
-from freerun.errors import ConfigError
-from freerun.registry import OPTIMIZERS, STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class ReplicasConfig:
     interval: int = 20
     """sparse: updates between rounds; diloco: inner updates per outer step."""
     delay: str = "fixed:10"
-    """sparse and streaming diloco: fixed:N finishes a round exactly N updates after its launch; free, when it arrives."""
+    """sparse, streaming diloco: fixed:N finishes a round exactly N updates after its launch; free, when it arrives."""
     correction: Literal["none", "drift", "ema"] = "ema"
     """sparse: how what was learnt during a round is added back."""
     correction_strength: float = 1.0
@@ -166,7 +163,7 @@ class DelayConfig:
     compensation: float = 0.0
     """delay-compensated: the factor c in g + c·g⊙g⊙(w_now − w_used)."""
     velocity_decay: float = 0.0
-    """PipeMare T2 (weights latest only): decay of the mean velocity by which backward weights are set back; 0 is off."""
+    """PipeMare T2 (weights latest): decay of the mean velocity by which backward weights are set back; 0 is off."""
     error_feedback: float = 0.0
     """One-step error feedback: share of the last step's staleness error that is corrected; 0 is off."""
 
@@ -215,6 +212,8 @@ class TrainingConfig:
     """Number format of compute; master weights are always fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
+    threads: int = 0
+    """CPU threads per process; 0 shares the cores among the processes of a machine."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """On a loss or gradient that is not finite: stop the run, or skip it and count."""
 

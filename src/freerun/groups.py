@@ -40,7 +40,10 @@ class Group(Protocol):
 
     rank: int
     size: int
-    native: NativeCollectives | None
+
+    @property
+    def native(self) -> NativeCollectives | None:
+        """The engine's own collectives, where they serve better than direct exchange."""
 
     @property
     def bytes_sent(self) -> int:
@@ -77,7 +80,7 @@ class Solo:
 
     rank = 0
     size = 1
-    native = None
+    native: NativeCollectives | None = None
     bytes_sent = 0
 
     def channel(self, number: int) -> Solo:
@@ -140,7 +143,7 @@ class LocalReceive:
 class LocalGroup:
     """A member of a group that lives in one process (the replay)."""
 
-    native = None
+    native: NativeCollectives | None = None
 
     def __init__(
         self, rank: int, size: int, name: str, mailboxes: Mailboxes, together: Together, number: int = 0

@@ -1,4 +1,4 @@
-"""Everything that is chosen by name in a config, as "module:function" strings, so that reading a config imports nothing.
+"""What a config chooses by name, as "module:function" strings, so that reading a config imports nothing.
 
 Adding an optimizer or a replica strategy is one file and one line here.
 """
@@ -16,6 +16,9 @@ OPTIMIZERS: Mapping[str, str] = {
     "delay-compensated": "freerun.optim.delay_compensated:build",
     "muon": "freerun.optim.muon:build",
 }
+
+MATRIX_OPTIMIZERS = frozenset({"basis-rotation", "muon"})
+"""Those whose step mixes the elements of a matrix, so that a matrix can't be cut among replicas."""
 
 STRATEGIES: Mapping[str, str] = {
     "none": "freerun.replicas.none:build",

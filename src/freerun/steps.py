@@ -38,6 +38,14 @@ class Task(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
 
+    @classmethod
+    def over(cls, result: T) -> Task[T]:
+        """A task that is done already."""
+        task = cls()
+        task._result = result
+        task._done.set()
+        return task
+
     def follow(self, steps: Steps[T]) -> Steps[None]:
         """Run `steps` and keep their result or their error."""
         try:

@@ -13,7 +13,11 @@ from pathlib import Path
 from threading import Lock
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+from freerun.steps import Steps
+
+T = TypeVar("T")
 
 BUSY = ("forward", "backward", "update")
 WAITING = ("wait",)
@@ -80,6 +84,11 @@ class Tracer:
         if self.keeping:
             self.spans.append((lane, name, start_ns, end_ns, args))
 
+    def now(self) -> int:
+        """The time, which is also the end of the training time so far."""
+        self.last = perf_counter_ns()
+        return self.last
+
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, by span name, over all updates."""
         return {name: ns / 1e9 for name, ns in sorted(self.nanoseconds.items())}
@@ -142,3 +151,19 @@ def _names(record: dict[str, Any], lanes: list[str]) -> list[dict[str, Any]]:
         metadata("process_sort_index", 0, sort_index=rank),
         *(metadata("thread_name", tid, name=lane) for tid, lane in enumerate(lanes)),
     ]
+
+
+def traced(steps: Steps[T], tracer: Tracer, name: str, **args: Any) -> Steps[T]:
+    """The same steps, with the time they compute counted as `name` and the time they wait as "wait"."""
+    while True:
+        start = perf_counter_ns()
+        try:
+            wait = next(steps)
+        except StopIteration as stop:
+            tracer.add(name, start, tracer.now(), lane="compute", **args)
+            result: T = stop.value
+            return result
+        pause = tracer.now()
+        tracer.add(name, start, pause, lane="compute", **args)
+        yield wait
+        tracer.add("wait", pause, tracer.now(), lane="compute", action=name, **args)

@@ -8,9 +8,11 @@ by verify_cut, and only known architectures are admitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -100,21 +102,21 @@ def build_huggingface_stage(
 ) -> HuggingFaceStage:
     """The stage that owns the pieces, in fp32 on the CPU: pretrained, or fresh by the model's own rules."""
     config = read_config(model, vocabulary)
-    with torch.device("meta"):
+    with parameters_without_storage():
         whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     whole.train()
     tied = bool(config.tie_word_embeddings)
     take_out_others(whole, {piece.layer for piece in pieces}, first, last, tied)
     stage = HuggingFaceStage(whole, first, last)
-    stage.to_empty(device="cpu")
-    rebuild_buffers(whole, config.model_type)
+    stage._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
     if model.activation_checkpointing:
         enable = (
             "activation_checkpointing_enable" if hasattr(whole, "activation_checkpointing_enable") else OLDER_ENABLE
         )
         getattr(whole, enable)({"use_reentrant": False})
-    if tied and last and not first:
-        stage.borrowed = (f"{name_of(whole, whole.get_input_embeddings())}.weight",)
+    if tied and first != last:
+        shared = (f"{name_of(whole, whole.get_input_embeddings())}.weight",)
+        stage.borrowed, stage.lent = (shared, ()) if last else ((), shared if first else ())
     if model.pretrained:
         own = dict(stage.named_parameters())
         with torch.no_grad():
@@ -123,6 +125,20 @@ def build_huggingface_stage(
     else:
         initialise(whole, seed)
     return stage
+
+
+@contextmanager
+def parameters_without_storage() -> Iterator[None]:
+    """Modules made inside have their parameters on the meta device, and their buffers, which are small, for real."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", register_on_meta):
+        yield
 
 
 def name_of(whole: nn.Module, part: nn.Module) -> str:
@@ -152,16 +168,6 @@ def take_out_others(whole: Any, layers: set[int], first: bool, last: bool, tied:
         setattr(whole, name_of(whole, head), PassThrough())
     elif tied:
         setattr(whole, name_of(whole, head), TiedHead(tokens, head.bias))
-
-
-def rebuild_buffers(whole: Any, architecture: str) -> None:
-    """Recomputes the rotary frequencies, the only buffers that a model without storage can't have kept."""
-    for module in whole.modules():
-        if not any(True for _ in module.buffers(recurse=False)):
-            continue
-        if "RotaryEmbedding" not in type(module).__name__:
-            raise ConfigError(f"The architecture {architecture} keeps buffers that a stage can't rebuild; use another.")
-        whole._init_weights(module)
 
 
 @torch.no_grad()

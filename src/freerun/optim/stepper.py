@@ -61,6 +61,7 @@ class Stepper:
         self.optimizer: ProposingOptimizer = adapt(build(groups, config, place.stages, place.delay))
         self.others_norm2 = 0.0
         self.last_norm = 0.0
+        self.last_rate = 0.0
         self.skipped = 0
         self._config = config
         self._updates = updates
@@ -74,6 +75,8 @@ class Stepper:
         if not (yield from self._prepare(progress, delay)):
             return False
         self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            group["used"] = None
         return True
 
     def propose(self, progress: float, delay: int) -> Steps[list[Tensor] | None]:
@@ -85,6 +88,11 @@ class Stepper:
     def rate(self, progress: float, delay: int) -> float:
         """The learning rate of an update."""
         return rate(self._config, progress, self._updates, delay)
+
+    def show_used(self, weights_of: Callable[[str], Tensor]) -> None:
+        """Show the optimizer, for its next step only, the weights that the gradients were taken at."""
+        for group in self.optimizer.param_groups:
+            group["used"] = [weights_of(name) for name in group["names"]]
 
     def _prepare(self, progress: float, delay: int) -> Steps[bool]:
         norm2 = yield from self._norm2()
@@ -98,8 +106,9 @@ class Stepper:
         norm = math.sqrt(norm2 + self.others_norm2)
         if self._config.clip and norm > self._config.clip:
             torch._foreach_mul_([_gradient(tensor) for tensor in self._tensors], self._config.clip / norm)
+        self.last_rate = self.rate(progress, delay)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(progress, delay) * group.get("lr_scale", 1.0)
+            group["lr"] = self.last_rate * group.get("lr_scale", 1.0)
             group["delay"] = delay
         return True
 

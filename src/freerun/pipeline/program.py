@@ -1,0 +1,58 @@
+"""The schedule's actions, with evaluations and checkpoints put where they disturb no message order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from freerun.pipeline.schedule import Action, Forward, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Run the held-out microbatches through the weights of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Version `version` has just been made: keep what its evaluation or its checkpoint needs."""
+
+    version: int
+
+
+Step = Action | Evaluate | Mark
+
+
+def program(
+    actions: Iterable[Action],
+    *,
+    first_lag: int,
+    microbatches: int,
+    due: Callable[[int], bool],
+    start: int,
+    stop: Callable[[int], bool],
+) -> Iterator[Step]:
+    """The actions, a Mark after every update, and an Evaluate for each version that is `due`.
+
+    The first stage evaluates version v before forward v·M + first_lag, the first one that it runs on v. Every stage
+    does it before the same forward, so activations of training and of evaluation keep one order on every link, and no
+    stage stops for it. `stop` is asked after every update; when it says so the stream ends there.
+    """
+    waiting: deque[int] = deque([start] if due(start) else [])
+    for action in actions:
+        if isinstance(action, Forward):
+            while waiting and waiting[0] * microbatches + first_lag <= action.microbatch:
+                yield Evaluate(waiting.popleft())
+        yield action
+        if isinstance(action, Update):
+            version = action.update + 1
+            yield Mark(version)
+            if due(version):
+                waiting.append(version)
+            if stop(version):
+                break
+    for version in waiting:
+        yield Evaluate(version)

@@ -1,0 +1,161 @@
+"""The training loop of one process: what the schedule decides, carried out in order, as steps that can pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from freerun import checkpoint, summary
+from freerun.assembly import assemble, oldest_version
+from freerun.config import Config
+from freerun.data import Data
+from freerun.evaluation import Evaluations
+from freerun.mesh import Fabric, collect
+from freerun.metrics import Reporter, sinks
+from freerun.pipeline.executor import Executor
+from freerun.pipeline.program import Evaluate, Mark, Step, program
+from freerun.pipeline.schedule import Backward, Forward, Update, resumed, versions_needed
+from freerun.saving import Saves
+from freerun.state import load_state, state_of
+from freerun.steps import Steps
+from freerun.trace import Tracer, traced, write_trace
+from freerun.weights.delay import lag
+
+
+@dataclass
+class Run:
+    """What one process trains with."""
+
+    config: Config
+    fabric: Fabric
+    data: Data
+    device: torch.device
+    folder: Path
+    saves: Saves
+    tracer: Tracer
+    doing: Step | None = None
+    """The action under way, for the error when it fails."""
+
+
+def train(run: Run) -> Steps[summary.Summary | None]:
+    """Train one stage of one replica; the process that speaks for the run returns the summary."""
+    start = yield from starting_update(run)
+    executor = assemble(run.config, run.fabric, run.data, run.device, run.saves, start)
+    if start:
+        load_state(executor, checkpoint.load(run.folder / "checkpoints", start, run.fabric.place), run.data.fingerprint)
+    evaluations = Evaluations(run.config, run.fabric, executor)
+    reporter = Reporter(run.config, sinks(run.config, run.folder, start, run.fabric.place), start)
+    tracer = run.tracer
+    tracer.restart()
+    yield from executor.start(oldest_version(run.config, 0, start))
+    for step in steps(run, start, evaluations):
+        run.doing = step
+        match step:
+            case Forward():
+                work = executor.forward(step)
+                yield from traced(work, tracer, "forward", microbatch=step.microbatch, version=step.version)
+            case Backward():
+                work = executor.backward(step)
+                yield from traced(work, tracer, "backward", microbatch=step.microbatch, version=step.version)
+            case Update():
+                yield from traced(executor.update(step), tracer, "update", update=step.update, delay=step.delay)
+            case Evaluate():
+                with reporter.aside():
+                    yield from traced(evaluations.run(step.version), tracer, "evaluate", version=step.version)
+            case Mark():
+                yield from marked(run, step.version, executor, evaluations, reporter)
+    for evaluation in (yield from evaluations.arrived(all_of_them=True)):
+        reporter.evaluated(evaluation)
+    yield from executor.close(run.saves.end)
+    return (yield from finished(run, start, executor, evaluations, reporter))
+
+
+def steps(run: Run, start: int, evaluations: Evaluations) -> Iterator[Step]:
+    """The schedule of this stage from `start` on, with evaluations and marks."""
+    pipeline, place = run.config.pipeline, run.fabric.place
+    flushes = pipeline.schedule in ("gpipe", "1f1b")
+    return program(
+        resumed(
+            pipeline.schedule,
+            place.stage,
+            place.stages,
+            pipeline.microbatches,
+            run.config.training.updates,
+            pipeline.slack,
+            from_update=start,
+        ),
+        first_lag=0 if flushes else lag(0, place.stages, pipeline.slack),
+        microbatches=pipeline.microbatches,
+        start=start,
+        due=lambda version: evaluations.due(version, run.saves.end),
+        stop=lambda version: version >= run.saves.end,
+    )
+
+
+def marked(run: Run, version: int, executor: Executor, evaluations: Evaluations, reporter: Reporter) -> Steps[None]:
+    """A version has been made: report, keep what its evaluation needs, save."""
+    run.saves.made(version)
+    run.tracer.at_update(version)
+    loss = executor.take_loss()
+    reporter.updated(version, loss, executor.strategy.metrics())
+    if evaluations.due(version, run.saves.end):
+        yield from evaluations.keep(version)
+    for evaluation in (yield from evaluations.arrived()):
+        reporter.evaluated(evaluation)
+    if run.saves.due(version):
+        with reporter.aside():
+            yield from traced(save(run, version, executor), run.tracer, "checkpoint", version=version)
+
+
+def save(run: Run, version: int, executor: Executor) -> Steps[None]:
+    """Save this process's part of a checkpoint, and drop those that are no longer needed."""
+    pipeline, place = run.config.pipeline, run.fabric.place
+    needed = versions_needed(
+        pipeline.schedule,
+        place.stage,
+        place.stages,
+        pipeline.microbatches,
+        run.config.training.updates,
+        pipeline.slack,
+        after_update=version,
+    )
+    folder = run.folder / "checkpoints"
+    state = yield from state_of(executor, needed, run.data.fingerprint)
+    checkpoint.save(folder, version, place, state)
+    checkpoint.prune(folder, place, summary.everyone(run.config), run.config.checkpoint.keep)
+
+
+def starting_update(run: Run) -> Steps[int]:
+    """Zero, or the newest checkpoint of which every process has its part; all processes come to the same answer."""
+    if not run.config.run.resume:
+        return 0
+    place, board = run.fabric.place, run.fabric.board
+    everyone = summary.everyone(run.config)
+    board.put(f"parts/{place.rank}", checkpoint.parts(run.folder / "checkpoints", place))
+    have = yield from collect(board, "parts", everyone)
+    return checkpoint.newest(run.folder / "checkpoints", have)
+
+
+def finished(
+    run: Run, start: int, executor: Executor, evaluations: Evaluations, reporter: Reporter
+) -> Steps[summary.Summary | None]:
+    """Put the parts of all processes together."""
+    reporter.close()
+    place, board, fabric = run.fabric.place, run.fabric.board, run.fabric
+    weights = yield from executor.strategy.mean_weights()
+    sent = {
+        "pipeline": sum(group.bytes_sent for group in (fabric.activations, fabric.gradients, fabric.tied)),
+        "replicas": fabric.replicas.bytes_sent,
+    }
+    disagreement = yield from executor.strategy.disagreement()
+    board.put(f"summary/{place.rank}", summary.part_of(executor, weights, run.tracer, reporter, sent, disagreement))
+    if not place.reports:
+        return None
+    parts = yield from collect(board, "summary", summary.everyone(run.config))
+    whole = summary.summarise(run.config, run.saves.end, start, parts, evaluations.results)
+    summary.write(run.folder / "summary.json", whole)
+    write_trace(run.folder / "trace.json", [part["trace"] for part in parts])
+    return whole
