@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -137,8 +136,11 @@ def parameters_without_storage() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
-    with mock.patch.object(nn.Module, "register_parameter", register_on_meta):
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
         yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def name_of(whole: nn.Module, part: nn.Module) -> str:
