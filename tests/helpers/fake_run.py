@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -75,7 +76,7 @@ def _metrics(chance: random.Random, updates: int, pace: float, tokens: int, leve
         line = {
             "update": update,
             "tokens": update * tokens,
-            "loss": curve + chance.gauss(0, 0.04),
+            "loss": curve + chance.gauss(0, 0.07),
             "lr": lr,
             "grad_norm": 0.4 + 2 * math.exp(-update / 150) + abs(chance.gauss(0, 0.08)),
             "tokens_per_second": tokens / pace * chance.uniform(0.97, 1.01),
@@ -103,13 +104,12 @@ def _summary(
     last = [line for line in lines if "loss" in line][-1]
     evaluations = [line for line in lines if "eval_loss" in line]
     busy = timeline.busy_fractions
+    histograms = [delay_histogram(kind, stage, stages, microbatches, updates) for stage in range(stages)]
     parts = [
         {
             "stage": stage,
             "replica": replica,
-            "delay_histogram": {
-                str(d): n for d, n in delay_histogram(kind, stage, stages, microbatches, updates).items()
-            },
+            "delay_histogram": {str(delay): count for delay, count in histograms[stage].items()},
             "busy_fraction": busy[stage] * 0.985,
             "waiting_fraction": (1 - busy[stage]) * 0.98,
             "versions_kept": (versions := max_versions(kind, "stash", stage, stages, microbatches)),
@@ -125,7 +125,7 @@ def _summary(
         "tokens_per_second": tokens / pace,
         "train_loss": last["loss"],
         "eval_loss": evaluations[-1]["eval_loss"],
-        "weights_sha256": f"{hash((kind, stages, updates)) & (2**64 - 1):016x}" * 4,
+        "weights_sha256": hashlib.sha256(f"{kind} {stages} {updates}".encode()).hexdigest(),
         "stages": parts,
         "bytes_sent": {"pipeline": updates * tokens * 512 * 4, "replicas": (replicas - 1) * updates * 1_300_000},
         "hidden_communication_fraction": 0.973,
