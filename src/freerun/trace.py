@@ -154,7 +154,11 @@ def _names(record: dict[str, Any], lanes: list[str]) -> list[dict[str, Any]]:
 
 
 def traced(steps: Steps[T], tracer: Tracer, name: str, **args: Any) -> Steps[T]:
-    """The same steps, with the time they compute counted as `name` and the time they wait as "wait"."""
+    """The same steps, with the time they compute counted as `name` and the time they wait as "wait".
+
+    What is no training is counted as a whole, waiting included.
+    """
+    pausing = name if name in ASIDE else "wait"
     while True:
         start = perf_counter_ns()
         try:
@@ -166,4 +170,4 @@ def traced(steps: Steps[T], tracer: Tracer, name: str, **args: Any) -> Steps[T]:
         pause = tracer.now()
         tracer.add(name, start, pause, lane="compute", **args)
         yield wait
-        tracer.add("wait", pause, tracer.now(), lane="compute", action=name, **args)
+        tracer.add(pausing, pause, tracer.now(), lane="compute", action=name, **args)

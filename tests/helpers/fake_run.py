@@ -138,7 +138,7 @@ def _records(timeline: Timeline, replicas: int, chance: random.Random) -> list[d
     for replica in range(replicas):
         for stage, spans in enumerate(timeline.spans):
             rank = replica * len(timeline.spans) + stage
-            tracer = Tracer(rank, f"stage {stage}" + (f" replica {replica}" if replicas > 1 else ""))
+            tracer = Tracer(rank, f"stage {stage}" + (f" of replica {replica}" if replicas > 1 else ""))
             free = 0
             for span in spans:
                 action = span.action

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,20 @@ def test_colour_adds_nothing_but_colour():
 def test_an_impossible_schedule_is_refused():
     with pytest.raises(ConfigError, match="at least 4"):
         draw("two-version", 4, 2, 3)
+
+
+def drawings_of(page):
+    """Each command in a page, with the drawing below it."""
+    for command, drawing in re.findall(r"```text\n\$ freerun schedule (.*?)\n(.*?)```", page.read_text(), re.S):
+        words = shlex.split(command)
+        yield dict(zip(words[::2], words[1::2], strict=True)), drawing
+
+
+def test_the_drawings_in_the_documentation_are_what_the_command_draws():
+    page = Path(__file__).parents[2] / "docs" / "schedules.md"
+    found = list(drawings_of(page))
+    assert {options["--kind"] for options, _ in found} == set(SCHEDULES)
+    for options, drawing in found:
+        sizes = [int(options[f"--{name}"]) for name in ("stages", "microbatches", "updates")]
+        drawn = draw(options["--kind"], *sizes, slack=int(options.get("--slack", 0)))
+        assert "\n".join(line.rstrip() for line in drawn.splitlines()).startswith(drawing.rstrip())

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from freerun import trace
-from freerun.trace import Tracer, write_trace
+from freerun.trace import Tracer, traced, write_trace
 
 
 @pytest.fixture
@@ -92,3 +92,20 @@ def test_the_trace_has_named_ranks_and_lanes_on_one_clock(clock, tmp_path):
 def test_a_run_that_traced_nothing_still_writes_a_trace(tmp_path):
     write_trace(tmp_path / "trace.json", [Tracer(0, "stage 0").records()])
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"][0]["args"] == {"name": "stage 0"}
+
+
+def test_steps_are_busy_while_they_compute_and_wait_while_they_pause(clock):
+    def steps():
+        yield "a pause"
+        yield "another"
+        return 7
+
+    tracer = Tracer(0, "stage 0")
+    for name, expected in (("forward", {"forward", "wait"}), ("evaluate", {"evaluate"})):
+        tracer.restart()
+        driven = traced(steps(), tracer, name, microbatch=3)
+        assert [next(driven), next(driven)] == ["a pause", "another"]
+        with pytest.raises(StopIteration) as stop:
+            next(driven)
+        assert stop.value.value == 7
+        assert set(tracer.seconds()) == expected

@@ -25,11 +25,13 @@ class Timeline {
   }
 
   start() {
-    const forwards = this.lanes.find(lane => !lane.thin)?.spans.filter(s => this.data.names[s[1]] === "forward") || [];
-    const shown = Math.max(4, Math.floor(this.figure.clientWidth / 125));
-    if (forwards.length <= shown) return [0, this.total];
-    const middle = Math.floor((forwards.length - shown) / 2);
-    return [forwards[middle][2], forwards[middle + shown][2]];
+    const first = new Map();  // when each microbatch's forward began, at the first rank
+    for (const [, name, start, , microbatch] of this.lanes.find(lane => !lane.thin)?.spans || [])
+      if (this.data.names[name] === "forward" && !first.has(microbatch)) first.set(microbatch, start);
+    const begins = [...first.values()], shown = Math.max(4, Math.floor(this.figure.clientWidth / 125));
+    if (begins.length <= shown) return [0, this.total];
+    const middle = Math.floor((begins.length - shown) / 2);
+    return [begins[middle], begins[middle + shown]];
   }
 
   controls() {
@@ -246,7 +248,7 @@ function milliseconds(value) {
 
 function fitted(pen, text, width) {
   if (pen.measureText(text).width <= width) return text;
-  let short = text.replace("stage ", "s").replace("replica ", "r");
+  let short = text.replace("stage ", "s").replace(" of replica ", " r").replace("replica ", "r");
   while (short.length > 2 && pen.measureText(short).width > width) short = short.slice(0, -1);
   return short;
 }
