@@ -1,0 +1,5 @@
+"""`python -m freerun`."""
+
+from freerun.cli import main
+
+main()
