@@ -59,7 +59,7 @@ def open_arrays(source: Source, config: DataConfig, tokenizer: Tokenizer) -> Arr
         "end_of_text": tokenizer.end_of_text,
         "vocabulary": tokenizer.vocabulary,
     }
-    folder = cached(Path(config.cache), description, lambda path: _scan(path, source, tokens, tokenizer))
+    folder = cached(Path(config.cache).expanduser(), description, lambda path: _scan(path, source, tokens, tokenizer))
     documents: NDArray[np.int64] = np.load(folder / "documents.npy", mmap_mode="r", allow_pickle=False)
     content = json.loads((folder / "content.json").read_text(encoding="utf-8"))["sha256"]
     if config.max_documents and config.max_documents < len(documents) - 1:
@@ -114,7 +114,7 @@ def _scan(folder: Path, source: Source, tokens: tuple[NDArray[Any], ...], tokeni
     digest = hashlib.sha256()
     starts: list[NDArray[np.int64]] = []
     length = 0
-    for path, array in zip(source.files, tokens):  # noqa: B905
+    for path, array in zip(source.files, tokens, strict=True):
         ends = [np.zeros(1, np.int64)]
         for offset, part in _parts(array):
             _check_ids(path, part, tokenizer)

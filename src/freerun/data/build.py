@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from freerun.config import DataConfig
 from freerun.data.arrays import open_arrays, tokenizer_for
 from freerun.data.batches import Microbatches
-from freerun.data.examples import Examples, split_examples
+from freerun.data.examples import Examples, responses, split_examples
 from freerun.data.packing import Blocks, split
 from freerun.data.sources import Source, find
 from freerun.data.tokenizer import Tokenizer, load_tokenizer
@@ -73,9 +73,10 @@ def _examples(
     source: Source, config: DataConfig, tokenizer: Tokenizer, context: int, progress: bool
 ) -> tuple[Examples, Examples, str]:
     data = tokenized(source, config, tokenizer, progress)
-    training, evaluation = split_examples(data, config.eval_fraction, context)
-    padding = tokenizer.end_of_text
-    return Examples(data, training, context, padding), Examples(data, evaluation, context, padding), data.content
+    counted = responses(data, context)
+    sides = split_examples(counted, config.eval_fraction, context)
+    training, evaluation = (Examples(data, side, counted, context, tokenizer.end_of_text) for side in sides)
+    return training, evaluation, data.content
 
 
 def _too_little(config: DataConfig, context: int, tokens: int) -> str:
@@ -85,6 +86,7 @@ def _too_little(config: DataConfig, context: int, tokens: int) -> str:
             f"and data.eval_fraction {config.eval_fraction}; give more examples or a longer context."
         )
     return (
-        f"data.source is {config.source!r}, which leaves {tokens} tokens to train on, fewer than one sequence of "
-        f"model.context {context} and its last label; give more text or a shorter context."
+        f"data.source is {config.source!r}, which leaves {tokens} tokens to train on with data.eval_fraction "
+        f"{config.eval_fraction}, too few for one sequence of model.context {context}; "
+        "give more text or a shorter context."
     )

@@ -17,7 +17,10 @@ _log = logging.getLogger("freerun.data")
 class Examples:
     """Rows of one conversation each, cut or padded to the context."""
 
-    def __init__(self, data: Tokenized, chosen: NDArray[np.int64], context: int, padding: int) -> None:
+    def __init__(
+        self, data: Tokenized, chosen: NDArray[np.int64], counted: NDArray[np.int64], context: int, padding: int
+    ) -> None:
+        """`chosen` are numbers of examples, `counted` is how many labels count in each example of the data."""
         assert data.learn is not None
         self._tokens, self._learn = np.asarray(data.tokens), np.asarray(data.learn)
         self._start = np.asarray(data.documents[:-1])[chosen]
@@ -25,14 +28,14 @@ class Examples:
         self._padding = padding
         self.context = context
         self.count = len(chosen)
-        self.valid = responses(data, context)[chosen]
+        self.valid = counted[chosen]
         self.tokens = int((self._stop - self._start).sum())
 
     def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens and labels of these rows."""
         tokens = np.full((len(rows), self.context + 1), self._padding, np.int64)
         labels = np.full((len(rows), self.context), IGNORED, np.int64)
-        for row, (start, stop) in enumerate(zip(self._start[rows].tolist(), self._stop[rows].tolist())):  # noqa: B905
+        for row, (start, stop) in enumerate(zip(self._start[rows].tolist(), self._stop[rows].tolist(), strict=True)):
             ids = self._tokens[start:stop].astype(np.int64)  # unsigned ids would turn −100 into a large one
             tokens[row, : len(ids)] = ids
             labels[row, : len(ids) - 1] = np.where(self._learn[start + 1 : stop], ids[1:], IGNORED)
@@ -49,13 +52,15 @@ def responses(data: Tokenized, context: int) -> NDArray[np.int64]:
     return counted
 
 
-def split_examples(data: Tokenized, fraction: float, context: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_examples(
+    counted: NDArray[np.int64], fraction: float, context: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Numbers of the examples for training and for evaluation, without those that have no room for a response.
 
     Examples are held out by a hash of their number, or from the end where that would leave one side without any.
     """
-    count = len(data.documents) - 1
-    fits = responses(data, context) > 0
+    count = len(counted)
+    fits = counted > 0
     if not fits.all():
         _log.warning(
             "%d of %d examples are left out: within a context of %d they have no response to learn.",

@@ -43,7 +43,7 @@ class Blocks:
         blocks = np.empty((len(rows), self.context + 1), np.int64)
         starts = rows * self.context
         stretches = np.searchsorted(self._stream, starts, side="right") - 1
-        for block, start, stretch in zip(blocks, starts.tolist(), stretches.tolist()):  # noqa: B905
+        for block, start, stretch in zip(blocks, starts.tolist(), stretches.tolist(), strict=True):
             self._fill(block, start, stretch)
         return blocks[:, :-1].copy(), blocks[:, 1:].copy()
 

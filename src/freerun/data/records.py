@@ -117,7 +117,8 @@ def messages_of(record: Record, where: Place, config: DataConfig) -> list[Messag
     """The conversation in a record, as messages with role and content."""
     names = (config.prompt_field, config.response_field)
     if all(name in record for name in names):
-        found: Any = [{"role": role, "content": record[name]} for role, name in zip(("user", "assistant"), names)]  # noqa: B905
+        prompt, response = (record[name] for name in names)
+        found: Any = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     else:
         found = record["messages"]
     if not isinstance(found, list) or not all(_is_message(message) for message in found):

@@ -103,6 +103,8 @@ class HuggingFaceTokenizer:
     chat_template: str
     special_tokens: dict[str, str]
     """Names that chat templates use (bos_token, eos_token, …)."""
+    path: str
+    """The tokenizer.json on this machine."""
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         encode = self.backend.encode
@@ -130,10 +132,10 @@ def load_tokenizer(name: str) -> Tokenizer:
     """`bytes`, a tokenizer.json, a folder that has one, or the name of a tokenizer on the Hugging Face hub."""
     if name == "bytes":
         return BytesTokenizer()
-    return _read(tokenizer_file(name), name)
+    return _read(_file(name), name)
 
 
-def tokenizer_file(name: str) -> Path:
+def _file(name: str) -> Path:
     """The tokenizer.json that a name stands for, fetched from the hub if it is not on this machine."""
     path = Path(name).expanduser()
     if path.is_file():
@@ -186,6 +188,7 @@ def _read(path: Path, name: str) -> HuggingFaceTokenizer:
         fingerprint=digest,
         chat_template=_chat_template(path.parent, settings),
         special_tokens=special,
+        path=str(path),
     )
 
 

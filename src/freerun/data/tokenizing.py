@@ -22,7 +22,7 @@ from freerun.data.cache import cached
 from freerun.data.chat import Chat, chat_template
 from freerun.data.records import messages_of, read_text, records, text_of
 from freerun.data.sources import Piece, Source, pieces
-from freerun.data.tokenizer import BytesTokenizer, Tokenizer, load_tokenizer, tokenizer_file
+from freerun.data.tokenizer import BytesTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from freerun.errors import DataError
 
 VERSION = 1
@@ -91,10 +91,11 @@ def tokenized(source: Source, config: DataConfig, tokenizer: Tokenizer, progress
         "max_documents": config.max_documents,
         "tokenizer": tokenizer.fingerprint,
     }
-    if not isinstance(tokenizer, BytesTokenizer):  # so that no process asks the hub again
-        config = replace(config, tokenizer=str(tokenizer_file(config.tokenizer)))
+    if isinstance(tokenizer, HuggingFaceTokenizer):  # so that no process asks the hub again
+        config = replace(config, tokenizer=tokenizer.path)
     config = replace(config, chat_template=template)
-    folder = cached(Path(config.cache), description, lambda path: _write(path, source, config, tokenizer, progress))
+    root = Path(config.cache).expanduser()
+    folder = cached(root, description, lambda path: _write(path, source, config, tokenizer, progress))
     return _open(folder, np.dtype(_dtype(tokenizer)), config)
 
 
@@ -154,7 +155,8 @@ def _workers() -> int:
 def _jobs(work: list[Piece], config: DataConfig, format: str, folder: Path) -> list[Job]:
     """Neighbouring pieces together, so that there are a few jobs for each processor, and none is tiny."""
     total = sum(piece.weight for piece in work)
-    target = min(max(total // (4 * _workers()), _SMALL_JOB), _LARGE_JOB)
+    largest = _SMALL_JOB if config.max_documents else _LARGE_JOB  # jobs that may not be needed should be short
+    target = min(max(total // (4 * _workers()), _SMALL_JOB), largest)
     groups: list[list[Piece]] = []
     filled = target
     for piece in work:
