@@ -103,7 +103,7 @@ class ReplicasConfig:
     interval: int = 20
     """sparse: updates between rounds; diloco: inner updates per outer step."""
     delay: str = "fixed:10"
-    """sparse, streaming diloco: fixed:N finishes a round exactly N updates after its launch; free, when it arrives."""
+    """sparse, streaming diloco: fixed:N finishes a round N updates after its launch; free (sparse), when it arrives."""
     correction: Literal["none", "drift", "ema"] = "ema"
     """sparse: how what was learnt during a round is added back."""
     correction_strength: float = 1.0
@@ -124,6 +124,8 @@ class ReplicasConfig:
     """diloco: momentum of the outer Nesterov SGD."""
     fragments: int = 1
     """diloco: parts that are exchanged in turn; more than 1 is streaming DiLoCo."""
+    outer_kept: float = 0.5
+    """streaming diloco: share of a replica's own weights that is kept when outer weights arrive."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class Slot:
     precision: float32 for a bf16 or fp16 parameter, otherwise the parameter's own.
     """
 
+    index: int
+    """Its place in the group's parameters."""
     weight: Tensor
     gradient: Tensor
     state: dict[str, Any]
@@ -99,13 +101,14 @@ class ProposingOptimizer(torch.optim.Optimizer):
         gathered = []
         for group in self.param_groups:
             used = group.get("used") or [None] * len(group["params"])
-            pairs = [(p, u) for p, u in zip(group["params"], used, strict=True) if p.grad is not None]
-            slots = [self._slot(p, u, commit) for p, u in pairs]
-            _refuse_nonfinite(group, slots)
-            gathered.append((group, [p for p, _ in pairs], slots))
+            pairs = zip(group["params"], used, strict=True)
+            present = [(i, p, u) for i, (p, u) in enumerate(pairs) if p.grad is not None]
+            slots = [self._slot(i, p, u, commit) for i, p, u in present]
+            _refuse_nonfinite(slots)
+            gathered.append((group, [p for _, p, _ in present], slots))
         return gathered
 
-    def _slot(self, parameter: Tensor, used: Tensor | None, commit: bool) -> Slot:
+    def _slot(self, index: int, parameter: Tensor, used: Tensor | None, commit: bool) -> Slot:
         working = torch.promote_types(parameter.dtype, torch.float32)
         assert parameter.grad is not None
         weight, state = parameter.detach(), self.state[parameter] if commit else {}
@@ -113,6 +116,7 @@ class ProposingOptimizer(torch.optim.Optimizer):
             weight = weight.clone()
             state = _copied(self.state.get(parameter, {}), parameter.device)
         return Slot(
+            index=index,
             weight=weight.to(working),
             gradient=parameter.grad.detach().to(working),
             state=state,
@@ -124,7 +128,7 @@ def _copied(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: v.detach().to(device, copy=True) if isinstance(v, Tensor) else deepcopy(v) for k, v in state.items()}
 
 
-def _refuse_nonfinite(group: Group, slots: list[Slot]) -> None:
+def _refuse_nonfinite(slots: list[Slot]) -> None:
     if not slots or torch.isfinite(get_total_norm([s.gradient for s in slots])):
         return
     shapes = [tuple(s.gradient.shape) for s in slots if not torch.isfinite(s.gradient.norm())]

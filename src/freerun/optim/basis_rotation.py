@@ -11,19 +11,13 @@ from freerun.config import OptimizerConfig
 from freerun.errors import ConfigError
 from freerun.optim.adam_rule import AdamRule, adam_defaults, adam_update, next_rule
 from freerun.optim.base import Group, ProposingOptimizer, Slot
+from freerun.optim.blocks import block_shape, chunks, join, split, stacked
 from freerun.optim.rates import momentum_by_delay
-from freerun.optim.refresh import due, refresh_interval
-from freerun.optim.rotation import (
-    rotate,
-    rotate_back,
-    singular_bases,
-    take_columns,
-    take_rows,
-    temper,
-    turn_towards,
-    turns_towards_singular,
-    without_roundoff,
-)
+from freerun.optim.refresh import due, refresh_interval, turns
+from freerun.optim.rotated_update import start, update_blocks
+
+STACK = {"cpu": 2**18}
+"""Numbers in a stack of blocks that are updated together; elsewhere than on a CPU 2**24."""
 
 
 class BasisRotation(ProposingOptimizer):
@@ -31,9 +25,13 @@ class BasisRotation(ProposingOptimizer):
 
     source: the bases come from the gradient covariances ("second") or from the momentum ("first").
     geometry: rotate both sides of a matrix ("bilateral"), or only the smaller one ("unilateral").
-    interval: updates between refreshes of the bases; allocation spreads this budget over the pipeline's stages.
-    fresh, bias_correction, nesterov: the kind of momentum, see adam_rule.
-    tempering: exponent by which steep directions are damped.
+    interval: updates between refreshes of the bases.
+    allocation: spread the refreshes of a pipeline of `stages` evenly, or by `nominal_delay`; see refresh.py.
+    fresh, bias_correction, nesterov: the kind of momentum; see adam_rule.py.
+    tempering: exponent by which steep directions are damped; 0 is off.
+    stagger: matrices refresh in turn, so that no update is a spike, instead of all when t is a multiple of interval.
+    block: cut matrices into blocks with sides no longer than this, each rotated on its own; 0 is off. Cheaper.
+    precision: "bf16" rotates in bf16, and keeps bases and momentum in it. Cheaper.
 
     A group may say `rotate`: False for plain AdamW (embeddings, head), True to insist.
     """
@@ -55,26 +53,58 @@ class BasisRotation(ProposingOptimizer):
         tempering: float = 0.0,
         bias_correction: bool = True,
         nesterov: bool = False,
+        stagger: bool = False,
+        block: int = 0,
+        precision: Literal["fp32", "bf16"] = "fp32",
     ) -> None:
-        if source not in ("first", "second"):
-            raise ConfigError(f"source is {source!r}; the bases come from the 'first' or the 'second' moment.")
-        if geometry not in ("bilateral", "unilateral"):
-            raise ConfigError(f"geometry is {geometry!r}; choose 'bilateral' or 'unilateral'.")
-        if interval < 1:
-            raise ConfigError(
-                f"interval is {interval}; bases can be refreshed at most once per update: give 1 or more."
-            )
+        _one_of("source", source, ("first", "second"))
+        _one_of("geometry", geometry, ("bilateral", "unilateral"))
+        _one_of("allocation", allocation, ("uniform", "stage-aware", "reversed"))
+        _one_of("precision", precision, ("fp32", "bf16"))
+        if interval < 1 or block < 0:
+            raise ConfigError(f"interval is {interval} and block {block}; give at least 1 and 0 (no blocks) or more.")
         defaults = adam_defaults(lr, betas, eps, weight_decay, fresh, bias_correction, nesterov)
         defaults |= {"source": source, "geometry": geometry, "interval": interval, "tempering": tempering}
         defaults |= {"allocation": allocation, "stages": stages, "nominal_delay": nominal_delay, "rotate": None}
+        defaults |= {"stagger": stagger, "block": block, "precision": precision}
         super().__init__(params, defaults)
 
     def update(self, group: Group, slots: list[Slot]) -> None:
+        interval = refresh_interval(group["allocation"], group["interval"], group["nominal_delay"], group["stages"])
+        alike: dict[tuple[Any, ...], list[Slot]] = {}
         for slot in slots:
-            if _is_rotated(group, slot.weight):
-                _rotated_update(group, slot)
-            else:
+            if not _is_rotated(group, slot.weight):
                 adam_update(group, slot)
+                continue
+            if not slot.state:
+                phase = _phase(group, slot.index, interval)
+                slot.state.update(start(group, _blocks(group, slot.gradient)), phase=phase)
+            rule = next_rule(group, slot.state)
+            refresh = rule.step > 1 and due(rule.step, interval, slot.state["phase"])
+            key = (block_shape(slot.weight.shape, group["block"]), slot.weight.device, slot.weight.dtype, rule, refresh)
+            alike.setdefault(key, []).append(slot)
+        for (_, device, _, rule, refresh), members in alike.items():
+            for run in chunks([slot.weight.numel() for slot in members], STACK.get(device.type, 2**24)):
+                _update_together(group, members[run], rule, refresh)
+
+
+def _update_together(group: Group, slots: list[Slot], rule: AdamRule, refresh: bool) -> None:
+    """Update slots whose blocks are of one size, as one stack."""
+    names = [name for name, value in slots[0].state.items() if isinstance(value, Tensor)]
+    state = {name: stacked([slot.state[name] for slot in slots]) for name in names}
+    steps = update_blocks(group, rule, refresh, stacked([_blocks(group, slot.gradient) for slot in slots]), state)
+    counts = [len(slot.state["second"]) for slot in slots]
+    for name in names:
+        parts = torch.split(state[name], counts) if len(slots) > 1 else [state[name]]
+        for slot, part in zip(slots, parts, strict=True):
+            if part is not slot.state[name]:
+                slot.state[name].copy_(part)
+    for slot, step in zip(slots, torch.split(steps, counts), strict=True):
+        slot.weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(join(step, slot.weight.shape))
+
+
+def _blocks(group: Group, matrix: Tensor) -> Tensor:
+    return split(matrix, *block_shape(matrix.shape, group["block"]))
 
 
 def _is_rotated(group: Group, weight: Tensor) -> bool:
@@ -85,75 +115,17 @@ def _is_rotated(group: Group, weight: Tensor) -> bool:
     return weight.ndim == 2 and group["rotate"] is not False
 
 
-def _rotated_update(group: Group, slot: Slot) -> None:
-    state, gradient = slot.state, slot.gradient[None]
-    if not state:
-        _start(group, gradient, state)
-    rule = next_rule(group, state)
-    left, right = state.get("left_basis"), state.get("right_basis")
-    rotated = rotate(gradient, left, right)
-    _into_covariances(group, state, rotated)
-    if rule.step == 1:
-        rotated = without_roundoff(rotated, torch.linalg.matrix_norm(rotated))
-    rule.into_momentum(state["momentum"], rotated)
-    interval = refresh_interval(group["allocation"], group["interval"], group["nominal_delay"], group["stages"])
-    if rule.step > 1 and due(rule.step, interval):
-        rotated = _refresh(group, state, rotated)
-    rule.into_second(state["second"], rotated)
-    slot.weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(_step(group, state, rotated, rule)[0])
+def _phase(group: Group, index: int, interval: float) -> int:
+    """The turn of the group's parameter number `index`."""
+    if not group["stagger"]:
+        return 0
+    shapes = [p.shape if _is_rotated(group, p) else (0,) for p in group["params"]]
+    return turns([p.numel() * sum(shape) for p, shape in zip(group["params"], shapes, strict=True)], interval)[index]
 
 
-def _start(group: Group, gradient: Tensor, state: dict[str, Any]) -> None:
-    """Zero moments, and bases from the first gradient."""
-    rows, columns = gradient.shape[-2:]
-    left, right = singular_bases(gradient)
-    both = group["geometry"] == "bilateral"
-    state["momentum"] = torch.zeros_like(gradient)
-    state["second"] = torch.zeros_like(gradient)
-    for side, basis, present in (("left", left, both or rows < columns), ("right", right, both or rows >= columns)):
-        if present:
-            state[f"{side}_basis"] = basis.contiguous()
-            if group["source"] == "second":
-                state[side] = torch.zeros_like(basis)
-
-
-def _into_covariances(group: Group, state: dict[str, Any], rotated: Tensor) -> None:
-    beta2 = group["betas"][1]
-    if "left" in state:
-        state["left"].mul_(beta2).baddbmm_(rotated, rotated.mT, alpha=1 - beta2)
-    if "right" in state:
-        state["right"].mul_(beta2).baddbmm_(rotated.mT, rotated, alpha=1 - beta2)
-
-
-def _refresh(group: Group, state: dict[str, Any], rotated: Tensor) -> Tensor:
-    """Turn the bases, and with them momentum, covariances and the rotated gradient, which is returned."""
-    momentum = state["momentum"]
-    if group["source"] == "second":
-        turns = {side: turn_towards(state[side]) for side in ("left", "right") if side in state}
-    elif group["geometry"] == "bilateral":
-        turns = dict(zip(("left", "right"), turns_towards_singular(momentum), strict=True))
-    elif "left_basis" in state:
-        turns = {"left": turn_towards(momentum @ momentum.mT)}
-    else:
-        turns = {"right": turn_towards(momentum.mT @ momentum)}
-    left, right = (turns[side].turn if side in turns else None for side in ("left", "right"))
-    for side, (order, turn) in turns.items():
-        state[f"{side}_basis"] = state[f"{side}_basis"] @ turn
-        if side in state:
-            state[side] = turn.mT @ state[side] @ turn
-        state["second"] = take_rows(state["second"], order) if side == "left" else take_columns(state["second"], order)
-    state["momentum"] = rotate(momentum, left, right)
-    return rotate(rotated, left, right)
-
-
-def _step(group: Group, state: dict[str, Any], rotated: Tensor, rule: AdamRule) -> Tensor:
-    """What is added to the weights, weight decay aside."""
-    numerator, factor = rule.numerator(state["momentum"], rotated)
-    denominator = rule.denominator(state["second"])
-    step = torch.mul(numerator, -factor).div_(denominator)
-    if group["tempering"]:
-        step = temper(step, denominator, group["tempering"])
-    return rotate_back(step, state.get("left_basis"), state.get("right_basis"))
+def _one_of(name: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ConfigError(f"{name} is {given!r}; choose one of {', '.join(choices)}.")
 
 
 def build(groups: list[Group], config: OptimizerConfig, stages: int, nominal_delay: int) -> BasisRotation:

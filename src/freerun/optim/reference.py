@@ -45,7 +45,7 @@ class PlainRotation:
             self._refresh_from_covariances() if self.source == "second" else self._refresh_from_momentum()
         rotated_g, rotated_m = self._rotated(g), self._rotated(kept["M"])
         if self.step == 1:
-            rotated_g = without_roundoff(rotated_g, rotated_g.norm())
+            rotated_g = without_roundoff(rotated_g)
             rotated_m = (1 - beta1) * rotated_g
             kept["M"] = self._rotated_back(rotated_m)
         kept["S"] = beta2 * kept["S"] + (1 - beta2) * rotated_g * rotated_g

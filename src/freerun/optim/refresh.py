@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 SLOWEST = 200.0
@@ -37,3 +38,16 @@ def due(step: int, interval: float, phase: float = 0.0) -> bool:
 
 def _clamped(refreshes_per_update: float) -> float:
     return min(max(refreshes_per_update, 1 / SLOWEST), 1.0)
+
+
+def turns(costs: Sequence[float], interval: float) -> list[int]:
+    """A phase for each matrix, from 0 to interval−1, so that the updates share the cost of refreshing evenly.
+
+    The costliest come first, each to the update that has least to do so far.
+    """
+    loads = [0.0] * max(int(interval), 1)
+    phases = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        phases[index] = loads.index(min(loads))
+        loads[phases[index]] += costs[index]
+    return phases

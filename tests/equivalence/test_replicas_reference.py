@@ -1,0 +1,132 @@
+"""Every strategy against its plain reference, on a small model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.members import in_one_process
+from helpers.replica_runs import gradient_of, make_model, train
+from torch import Tensor
+
+from freerun.config import Config, OptimizerConfig, PipelineConfig, ReplicasConfig, TrainingConfig
+from freerun.optim.rates import rate
+from freerun.replicas import reference
+from freerun.replicas.diloco import fragments_of
+from freerun.replicas.sparse import Correction
+from freerun.weights.flat import layout
+
+# Sums of replicas' gradients are taken in the same order by both sides and Adam's steps are elementwise, so what remains
+# are roundings of foreach kernels and of the norm; Adam's first steps can blow one up to a share of lr.
+CLOSE = {"atol": 3e-6, "rtol": 1e-5}
+
+ADAM = OptimizerConfig(lr=1e-2, warmup=3, clip=0.5)
+
+
+def config(strategy: str, *, microbatches: int = 1, updates: int = 9, optimizer: OptimizerConfig = ADAM, **kw) -> Config:
+    return Config(
+        pipeline=PipelineConfig(microbatches=microbatches),
+        replicas=ReplicasConfig(strategy=strategy, bucket_mib=0.0002, **kw),
+        optimizer=optimizer,
+        training=TrainingConfig(updates=updates, seed=5),
+    )
+
+
+def task(config: Config, replicas: int) -> reference.Task:
+    optimizer = config.optimizer
+    names = [name for name, _ in make_model().named_parameters()]
+
+    def adamw(weights: list[Tensor]) -> torch.optim.Optimizer:
+        decayed = [weight for weight in weights if weight.ndim > 1]
+        others = [weight for weight in weights if weight.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, optimizer.lr, optimizer.betas, optimizer.eps)
+
+    assert names
+    return reference.Task(
+        start=[parameter.detach().clone() for parameter in make_model().parameters()],
+        gradient=gradient_of,
+        optimizer=adamw,
+        rate=lambda progress: rate(optimizer, progress, config.training.updates, 0),
+        replicas=replicas,
+        updates=config.training.updates,
+        microbatches=config.pipeline.microbatches,
+        clip=optimizer.clip,
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "oracle"),
+    [
+        ("allreduce", reference.synchronous),
+        ("zero1", reference.synchronous),
+        ("dpu", reference.delayed),
+        ("acco", reference.acco),
+    ],
+)
+@pytest.mark.parametrize(("microbatches", "updates"), [(1, 9), (2, 8)])
+def test_one_batch_strategies_equal_one_process_with_the_whole_batch(
+    strategy: str, oracle, replicas: int, microbatches: int, updates: int
+) -> None:
+    settings = config(strategy, microbatches=microbatches, updates=updates)
+    expected = reference.flat(oracle(task(settings, replicas)))
+    for outcome in in_one_process(replicas, train, settings):
+        torch.testing.assert_close(outcome.weights, expected, **CLOSE)
+        torch.testing.assert_close(outcome.mean, expected, **CLOSE)
+        assert outcome.spread == 0
+
+
+@pytest.mark.parametrize("correction", ["none", "drift", "ema"])
+@pytest.mark.parametrize(
+    ("fraction", "interval", "delay"), [(0.25, 1, 0), (0.25, 1, 3), (0.3, 2, 5), (1.0, 1, 0), (0.05, 2, 1)]
+)
+def test_sparse_averaging_equals_its_reference(correction, fraction: float, interval: int, delay: int) -> None:
+    settings = config(
+        "sparse",
+        fraction=fraction,
+        interval=interval,
+        delay=f"fixed:{delay}",
+        correction=correction,
+        mean_warmup=4,
+        updates=12,
+    )
+    kind = Correction(correction, 1.0, (0.5, 0.99), 4)
+    expected = reference.sparse(
+        replace(task(settings, 3), clip=0.5), fraction=fraction, interval=interval, delay=delay, correction=kind, seed=5
+    )
+    for outcome, weights in zip(in_one_process(3, train, settings), expected, strict=True):
+        torch.testing.assert_close(outcome.weights, weights, **CLOSE)
+        torch.testing.assert_close(outcome.mean, reference.mean(expected), **CLOSE)
+
+
+@pytest.mark.parametrize(("fragments", "interval", "delay"), [(1, 3, 0), (2, 4, 1), (4, 4, 2)])
+def test_diloco_equals_its_reference(fragments: int, interval: int, delay: int) -> None:
+    settings = config("diloco", fragments=fragments, interval=interval, delay=f"fixed:{delay}", updates=14)
+    expected = reference.diloco(
+        task(settings, 2),
+        fragments=fragments_of(layout(make_model()), fragments),
+        interval=interval // fragments,
+        delay=delay,
+        rate=0.7,
+        momentum=0.9,
+        kept=0.5 if fragments > 1 else 0.0,
+    )
+    for outcome, weights in zip(in_one_process(2, train, settings), expected, strict=True):
+        torch.testing.assert_close(outcome.weights, weights, **CLOSE)
+
+
+def test_fraction_one_without_delay_is_parameter_averaging() -> None:
+    settings = config("sparse", fraction=1.0, interval=1, delay="fixed:0", updates=6)
+    oracle = task(settings, 2)
+    learners = [reference.Learner(oracle) for _ in range(2)]
+    for update in range(6):
+        for replica, learner in enumerate(learners):
+            learner.step(oracle.replica_gradient(learner.weights, replica, update), update)
+        average = reference.mean([reference.flat(learner.weights) for learner in learners])
+        for learner in learners:
+            reference.unflatten(average, learner.weights)
+    for outcome in in_one_process(2, train, settings):
+        torch.testing.assert_close(outcome.weights, average, **CLOSE)
+        assert outcome.spread == 0
