@@ -23,6 +23,8 @@ BUSY = ("forward", "backward", "update")
 WAITING = ("wait",)
 ASIDE = ("evaluate", "checkpoint")
 """Neither training nor waiting for it: left out of the time that fractions are shares of."""
+SHORT_PAUSE_NS = 20_000
+"""What was there already takes a few microseconds to be fetched."""
 
 
 class _Running:
@@ -156,18 +158,21 @@ def _names(record: dict[str, Any], lanes: list[str]) -> list[dict[str, Any]]:
 def traced(steps: Steps[T], tracer: Tracer, name: str, **args: Any) -> Steps[T]:
     """The same steps, with the time they compute counted as `name` and the time they wait as "wait".
 
-    What is no training is counted as a whole, waiting included.
+    What is no training is counted as a whole, waiting included. A pause too short to be a wait does not split a span.
     """
     pausing = name if name in ASIDE else "wait"
+    start = perf_counter_ns()
     while True:
-        start = perf_counter_ns()
         try:
             wait = next(steps)
         except StopIteration as stop:
             tracer.add(name, start, tracer.now(), lane="compute", **args)
             result: T = stop.value
             return result
-        pause = tracer.now()
-        tracer.add(name, start, pause, lane="compute", **args)
+        pause = perf_counter_ns()
         yield wait
-        tracer.add(pausing, pause, tracer.now(), lane="compute", action=name, **args)
+        end = tracer.now()
+        if end - pause > SHORT_PAUSE_NS:
+            tracer.add(name, start, pause, lane="compute", **args)
+            tracer.add(pausing, pause, end, lane="compute", action=name, **args)
+            start = end

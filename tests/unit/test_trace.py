@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from threading import Thread
 
 import pytest
@@ -94,18 +95,38 @@ def test_a_run_that_traced_nothing_still_writes_a_trace(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"][0]["args"] == {"name": "stage 0"}
 
 
-def test_steps_are_busy_while_they_compute_and_wait_while_they_pause(clock):
-    def steps():
-        yield "a pause"
-        yield "another"
-        return 7
+def steps_that_pause(pauses):
+    for _ in range(pauses):
+        yield "what it waits for"
+    return 7
 
+
+def drive(steps, clock_reads):
+    """Give the steps what they wait for after so many microseconds each time; gives their result."""
+    try:
+        while True:
+            next(steps)
+            for _ in range(clock_reads):
+                trace.perf_counter_ns()
+    except StopIteration as stop:
+        return stop.value
+
+
+def test_steps_are_busy_while_they_compute_and_wait_while_they_pause(clock):
     tracer = Tracer(0, "stage 0")
-    for name, expected in (("forward", {"forward", "wait"}), ("evaluate", {"evaluate"})):
-        tracer.restart()
-        driven = traced(steps(), tracer, name, microbatch=3)
-        assert [next(driven), next(driven)] == ["a pause", "another"]
-        with pytest.raises(StopIteration) as stop:
-            next(driven)
-        assert stop.value.value == 7
-        assert set(tracer.seconds()) == expected
+    assert drive(traced(steps_that_pause(2), tracer, "forward", microbatch=3), 100) == 7
+    assert [name for _, name, _, _, _ in tracer.spans] == ["forward", "wait", "forward", "wait", "forward"]
+    assert all(a[3] == b[2] for a, b in pairwise(tracer.spans))
+    assert tracer.seconds()["wait"] == pytest.approx(2 * 101e-6)
+
+
+def test_waiting_during_an_evaluation_is_not_waiting_of_training(clock):
+    tracer = Tracer(0, "stage 0")
+    drive(traced(steps_that_pause(2), tracer, "evaluate"), 100)
+    assert set(tracer.seconds()) == {"evaluate"}
+
+
+def test_a_pause_too_short_to_be_a_wait_leaves_the_span_whole(clock):
+    tracer = Tracer(0, "stage 0")
+    drive(traced(steps_that_pause(5), tracer, "forward", microbatch=3), 2)
+    assert [(name, args) for _, name, _, _, args in tracer.spans] == [("forward", {"microbatch": 3})]

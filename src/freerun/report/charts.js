@@ -55,7 +55,7 @@ function niceStep(span, count, time) {
     if (step) return step;
   }
   const power = 10 ** Math.floor(Math.log10(rough));
-  return power * [1, 2, 5, 10].find(m => m * power >= rough * 0.999);
+  return power * [[1, 1.5], [2, 3.5], [5, 7.5], [10, Infinity]].find(([, until]) => rough / power < until)[0];
 }
 
 function linearTicks(low, high, count, time) {

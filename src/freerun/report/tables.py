@@ -40,7 +40,7 @@ def measures(run: Run) -> list[tuple[str, str, str]]:
     eval_loss = run.measure("eval_loss")
     return [
         ("Evaluation loss", words.loss(eval_loss), _perplexity(eval_loss)),
-        ("Training loss", words.loss(run.measure("train_loss", "loss")), "last of the run"),
+        ("Training loss", words.loss(run.measure("train_loss", "loss")), _averaged(run)),
         ("Tokens per second", words.count(run.measure("tokens_per_second")), f"{_tokens(run)} in all"),
         ("Wall time", words.duration(run.measure("wall_seconds", "seconds")), f"{_updates(run)} updates"),
         ("Stages busy", words.share(sum(busy) / len(busy)) if busy else words.NOTHING, _least(busy)),
@@ -56,6 +56,10 @@ def _tokens(run: Run) -> str:
 
 def _updates(run: Run) -> str:
     return words.count(run.measure("steps", "update"))
+
+
+def _averaged(run: Run) -> str:
+    return "mean of the last updates" if "train_loss" in run.summary else "last that was logged"
 
 
 def _perplexity(eval_loss: Any) -> str:
