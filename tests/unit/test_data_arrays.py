@@ -10,7 +10,7 @@ import pytest
 
 from freerun.config import DataConfig
 from freerun.data import build
-from freerun.data.arrays import open_arrays, tokenizer_for
+from freerun.data.arrays import open_arrays, tokenizer_of
 from freerun.data.sources import find
 from freerun.errors import DataError
 
@@ -24,7 +24,7 @@ def config(tmp_path):
 
 
 def opened(config):
-    return open_arrays(find(config), config, tokenizer_for(config))
+    return open_arrays(find(config), config, tokenizer_of(config))
 
 
 def assert_tokens(config, documents=(0, 4, 7, 12)):
@@ -115,6 +115,17 @@ def test_without_a_tokenizer_text_is_the_ids(config, tmp_path):
             tokenizer.encode(wrong)
 
 
+@pytest.mark.parametrize(
+    "options", [{"source": "gone/*.npy"}, {"source": "gone.bin"}, {"source": "x", "format": "tokens"}]
+)
+def test_the_vocabulary_is_known_when_the_data_is_gone(config, options):
+    assert tokenizer_of(replace(config, **options)).vocabulary == 100
+
+
+def test_the_vocabulary_of_text_is_the_tokenizers(config):
+    assert tokenizer_of(replace(config, source="gone.txt", vocabulary=0)).vocabulary == 257
+
+
 def test_257_ids_are_bytes(config, tmp_path):
     np.save(tmp_path / "x.npy", np.frombuffer(b"some text", np.uint8))
     data = build(replace(config, source=str(tmp_path / "x.npy"), vocabulary=257), 2, 1, 0)
@@ -159,6 +170,11 @@ def test_files_that_are_no_arrays(config, tmp_path):
 def test_pickles_are_refused(config, tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}]), allow_pickle=True)
     assert "no NumPy array" in refused(config, source=str(tmp_path / "x.npy"))
+
+
+def test_a_glob_that_does_not_tell_what_it_names(config, tmp_path):
+    np.save(tmp_path / "x.npy", TOKENS)
+    assert "set data.format to tokens" in refused(config, source=str(tmp_path / "x*"))
 
 
 def test_tokens_cannot_be_fine_tuned_on(config, tmp_path):

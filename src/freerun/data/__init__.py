@@ -3,6 +3,7 @@
 `build` makes it all from a data config; nothing here remembers where training is.
 """
 
+from freerun.data.arrays import tokenizer_of
 from freerun.data.batches import Batch, Microbatches
 from freerun.data.bpe import train_tokenizer
 from freerun.data.build import Data, build
@@ -16,5 +17,6 @@ __all__ = [
     "Tokenizer",
     "build",
     "load_tokenizer",
+    "tokenizer_of",
     "train_tokenizer",
 ]

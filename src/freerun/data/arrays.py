@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from freerun.config import DataConfig
 from freerun.data.cache import cached
-from freerun.data.sources import Source
+from freerun.data.sources import Source, names_tokens
 from freerun.data.tokenizer import BytesTokenizer, HuggingFaceTokenizer, IdTokenizer, Tokenizer, load_tokenizer
 from freerun.data.tokenizing import VERSION, stamps
 from freerun.errors import DataError
@@ -34,8 +34,14 @@ class Arrays:
     content: str
 
 
-def tokenizer_for(config: DataConfig) -> Tokenizer:
-    """The tokenizer that made the arrays, or one that knows only numbers; with data.vocabulary if that is set."""
+def tokenizer_of(config: DataConfig) -> Tokenizer:
+    """The tokenizer of a run, with the vocabulary that its model has; the data itself need not be there.
+
+    For tokens that exist already it is the one that made them, with data.vocabulary if that is set, or without
+    data.tokenizer one that knows only numbers.
+    """
+    if not names_tokens(config):
+        return load_tokenizer(config.tokenizer)
     if config.tokenizer != "bytes":
         tokenizer = load_tokenizer(config.tokenizer)
         assert isinstance(tokenizer, HuggingFaceTokenizer)

@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass
 
 from freerun.config import DataConfig
-from freerun.data.arrays import open_arrays, tokenizer_for
+from freerun.data.arrays import open_arrays, tokenizer_of
 from freerun.data.batches import Microbatches
 from freerun.data.examples import Examples, responses, split_examples
 from freerun.data.packing import Blocks, split
 from freerun.data.sources import Source, find
-from freerun.data.tokenizer import Tokenizer, load_tokenizer
+from freerun.data.tokenizer import Tokenizer
 from freerun.data.tokenizing import tokenized
 from freerun.errors import DataError
 
@@ -37,11 +37,10 @@ def build(config: DataConfig, context: int, sequences: int, seed: int, progress:
     source = find(config)
     training: Blocks | Examples
     evaluation: Blocks | Examples
+    tokenizer = tokenizer_of(config)
     if config.task == "sft":
-        tokenizer = load_tokenizer(config.tokenizer)
         training, evaluation, content = _examples(source, config, tokenizer, context, progress)
     else:
-        tokenizer = tokenizer_for(config) if source.format == "tokens" else load_tokenizer(config.tokenizer)
         training, evaluation, content = _blocks(source, config, tokenizer, context, progress)
     if training.count == 0:
         raise DataError(_too_little(config, context, training.tokens))

@@ -66,7 +66,15 @@ def find(config: DataConfig) -> Source:
     if len(formats) > 1:
         examples = " and ".join(repr(str(path)) for path in formats.values())
         raise DataError(f"data.source {name!r} names files of several formats ({examples}); set data.format.")
+    if "tokens" in formats and not names_tokens(config):
+        raise DataError(f"data.source {name!r} names files of tokens, as {str(files[0])!r}; set data.format to tokens.")
     return Source(name, next(iter(formats)), files)
+
+
+def names_tokens(config: DataConfig) -> bool:
+    """Whether the source holds tokens already, told without looking: a trained model outlives its data."""
+    ending = Path(config.source).suffix.lower()
+    return config.format == "tokens" or (config.format == "auto" and ending in _ENDINGS["tokens"])
 
 
 def _python_stdlib() -> tuple[Path, ...]:
