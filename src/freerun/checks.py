@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from freerun.config import Config, ModelConfig
+from freerun.config import Config, DataConfig, ModelConfig
 from freerun.errors import ConfigError
 from freerun.registry import OPTIMIZERS, STRATEGIES
+from freerun.replicas.checks import check as check_replicas
 from freerun.weights.delay import check as check_schedule
 
 
@@ -29,6 +30,7 @@ def validate(config: Config) -> None:
     """Refuse what can't be, before anything is loaded; each refusal names the key, the value, and what would work."""
     _at_least(config)
     _check_model(config.model)
+    _check_data(config.data)
     _check_pipeline(config)
     _check_replicas(config)
     _check_optimizer(config)
@@ -77,6 +79,11 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError("model.pretrained and model.architecture are both set; keep the one to start from.")
 
 
+def _check_data(data: DataConfig) -> None:
+    if not 0 <= data.eval_fraction < 1:
+        raise ConfigError(f"data.eval_fraction is {data.eval_fraction:g}; it must be at least 0 and below 1.")
+
+
 def _check_pipeline(config: Config) -> None:
     pipeline = config.pipeline
     check_schedule(pipeline.schedule, 0, pipeline.stages, pipeline.microbatches, pipeline.slack)
@@ -115,6 +122,7 @@ def _check_replicas(config: Config) -> None:
         raise ConfigError(
             f"replicas.strategy none leaves {config.replicas.count} replicas unconnected; choose another."
         )
+    check_replicas(config)
 
 
 def _check_optimizer(config: Config) -> None:

@@ -101,7 +101,9 @@ def train(group: Group, config: Config, until: int | None = None, saved: dict[st
     return Outcome(flat.weights.clone(), mean.clone(), spread, strategy.metrics())
 
 
-def one_update(strategy: ReplicaStrategy, model: nn.Module, replica: int, update: int, microbatches: int) -> Steps[None]:
+def one_update(
+    strategy: ReplicaStrategy, model: nn.Module, replica: int, update: int, microbatches: int
+) -> Steps[None]:
     for number in range(update * microbatches, (update + 1) * microbatches):
         (loss_of(model, replica, number) / microbatches).backward()
     yield from strategy.update(update, 0)

@@ -165,8 +165,8 @@ def sparse(
             under_way.append(Averaging(done // interval - 1, done, mean(vectors), vectors))
             if delay == 0:
                 finish(under_way[-1])
-    for averaging in list(under_way):
-        finish(averaging)
+    while under_way:
+        finish(under_way[0])
     return [flat(learner.weights) for learner in learners]
 
 
@@ -230,5 +230,7 @@ def flat(weights: Weights) -> Tensor:
 def unflatten(vector: Tensor, into: Weights) -> None:
     """Put a vector of all weights back."""
     with torch.no_grad():
-        for weight, part in zip(into, vector.split([weight.numel() for weight in into]), strict=True):
-            weight.copy_(part.view_as(weight))
+        start = 0
+        for weight in into:
+            weight.copy_(vector[start : start + weight.numel()].view_as(weight))
+            start += weight.numel()
