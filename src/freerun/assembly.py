@@ -76,9 +76,17 @@ def assemble(config: Config, fabric: Fabric, data: Data, device: torch.device, s
         remember=lambda version: saves.within(version, delay),
     )
     strategy = build_strategy(config, fabric, flat, module)
-    feed = Feed(config, place, data.train, data.evaluation, device, one_batch=strategy.one_batch)
+    feed = Feed(
+        config,
+        place,
+        data.train,
+        data.evaluation,
+        device,
+        one_batch=strategy.one_batch,
+        interleaved=config.replicas.elastic,
+    )
     carried = config.optimizer.clip_scope == "carried"
-    return Executor(
+    executor = Executor(
         place,
         module,
         dtype,
@@ -88,10 +96,12 @@ def assemble(config: Config, fabric: Fabric, data: Data, device: torch.device, s
         strategy,
         links(config, fabric, module, flat, versions, device, depth, start),
         feed,
-        config.training.updates,
         skip_nonfinite=config.training.nonfinite == "skip",
         norms=torch.zeros(place.stages if carried else 0, dtype=torch.float64),
     )
+    if place.replicas > 1:
+        versions.on_gradient(executor.gradient_done)
+    return executor
 
 
 def build_strategy(config: Config, fabric: Fabric, flat: FlatParameters, module: Stage) -> ReplicaStrategy:

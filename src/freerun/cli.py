@@ -137,11 +137,10 @@ def _explain_train(verb: str) -> None:
 def _dry_run(config: Config) -> None:
     from rich.console import Console
 
-    from freerun.data import load_tokenizer
+    from freerun.data import tokenizer_of
     from freerun.dry_run import show
 
-    tokens = config.data.format == "tokens"
-    show(config, config.data.vocabulary if tokens else load_tokenizer(config.data.tokenizer).vocabulary, Console())
+    show(config, tokenizer_of(config.data).vocabulary, Console())
 
 
 def _after(config: Config, folder: Path) -> None:

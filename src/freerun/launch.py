@@ -81,7 +81,8 @@ def prepare_once(config: Config) -> None:
         vocabulary = data.tokenizer.vocabulary
         parts = pieces(config.model, vocabulary, config.pipeline.granularity)
         cuts = cut(parts, config.pipeline.stages, config.pipeline.cut)
-        verify_cut(config.model, vocabulary, cuts, seed=config.training.seed)
+        if not verify_cut(config.model, vocabulary, cuts, seed=config.training.seed):
+            print("the model does not fit in memory whole, so its stages were not compared with it", file=sys.stderr)
 
 
 class Processes:

@@ -142,16 +142,17 @@ def sinks(config: Config, folder: Path, from_update: int, place: Place) -> list[
 class Reporter:
     """Turns what the loop knows after an update into a row now and then."""
 
-    def __init__(self, config: Config, every: list[Sink], from_update: int) -> None:
+    def __init__(self, config: Config, every: list[Sink], from_update: int, from_microbatch: int) -> None:
         self.recent: list[float] = []
+        self.from_microbatch = from_microbatch
         self._sinks = every
         self._log_every = config.run.log_every
         self._updates = config.training.updates
-        self._tokens_per_update = tokens_per_update(config)
+        self._tokens_per_microbatch = tokens_per_microbatch(config) * config.replicas.count
         self._losses: list[float] = []
         self._aside = 0.0
         self._started = time.perf_counter()
-        self._last = (from_update, 0.0)
+        self._last = (from_update, from_microbatch, 0.0)
 
     @property
     def training_seconds(self) -> float:
@@ -165,24 +166,25 @@ class Reporter:
         yield
         self._aside += time.perf_counter() - start
 
-    def updated(self, update: int, loss: float | None, numbers: Row) -> None:
-        """An update is done; `loss` is its mean loss where it is known."""
+    def updated(self, update: int, microbatches: int, loss: float | None, numbers: Row) -> None:
+        """An update is done, the stage has done so many microbatches; `loss` is the update's mean where it is known."""
         if loss is not None:
             self._losses.append(loss)
             self.recent = [*self.recent[-49:], loss]
         if update % self._log_every and update != self._updates:
             return
         now = self.training_seconds
-        rate = (update - self._last[0]) / max(now - self._last[1], 1e-9)
-        row: Row = {"update": update, "tokens": update * self._tokens_per_update}
+        last_update, last_microbatches, last_time = self._last
+        elapsed = max(now - last_time, 1e-9)
+        row: Row = {"update": update, "tokens": microbatches * self._tokens_per_microbatch}
         if self._losses:
             row["loss"] = sum(self._losses) / len(self._losses)
         row |= numbers
-        row["tokens_per_second"] = rate * self._tokens_per_update
+        row["tokens_per_second"] = (microbatches - last_microbatches) * self._tokens_per_microbatch / elapsed
         row["seconds"] = now
-        row["seconds_left"] = (self._updates - update) / rate
+        row["seconds_left"] = max(self._updates - update, 0) * elapsed / max(update - last_update, 1)
         row["memory_mib"] = memory_mib()
-        self._losses, self._last = [], (update, now)
+        self._losses, self._last = [], (update, microbatches, now)
         self._write(row)
 
     def evaluated(self, evaluation: Evaluation) -> None:
@@ -199,10 +201,9 @@ class Reporter:
             sink.write(row)
 
 
-def tokens_per_update(config: Config) -> int:
-    """Tokens that all replicas together see in an update."""
-    each = config.training.sequences * config.model.context * config.pipeline.microbatches
-    return each * config.replicas.count
+def tokens_per_microbatch(config: Config) -> int:
+    """Tokens in a microbatch."""
+    return config.training.sequences * config.model.context
 
 
 def memory_mib() -> float:

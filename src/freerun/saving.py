@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from types import FrameType
 
@@ -21,7 +22,8 @@ class Saves:
 
     def __init__(self, config: Config, place: Place, board: Board) -> None:
         self.asked = False
-        self.end = config.training.updates
+        # how many updates elastic accumulation takes is known only when it gets there
+        self.end = sys.maxsize if config.replicas.elastic else config.training.updates
         self.stopped = False
         self._every = config.checkpoint.every
         self._place = place
@@ -52,8 +54,10 @@ class Saves:
         following = -(-version // self._every) * self._every if self._every else self.end
         return min(following, self.end) - delay <= version
 
-    def made(self, version: int) -> None:
-        """A version has been made: see whether the run is to end early, and where."""
+    def made(self, version: int, ended: bool) -> None:
+        """A version has been made: see whether the run ends here, or is to end early, and where."""
+        if ended:
+            self.end = version
         if self._first_version is None:
             self._first_version, self._started = version, time.perf_counter()
         if not self.asked or self.stopped:

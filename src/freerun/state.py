@@ -25,6 +25,7 @@ def state_of(executor: Executor, versions: range, fingerprint: str) -> Steps[Tre
         "policy": executor.policy.state(),
         "norms": executor.norms,
         "flight_norms": {microbatch: flight.norms for microbatch, flight in executor.in_flight.items()},
+        "microbatches": executor.microbatches_done,
         "delays": dict(executor.delays),
         "skipped": executor.losses.skipped,
     }
@@ -47,5 +48,6 @@ def load_state(executor: Executor, state: Tree, fingerprint: str) -> None:
     executor.policy.load(state["policy"])
     executor.norms.copy_(state["norms"])
     executor.replayed_norms.update(state["flight_norms"])
+    executor.skip_to(state["microbatches"])
     executor.delays.update(state["delays"])
     executor.losses.skipped = state["skipped"]

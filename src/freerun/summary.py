@@ -13,7 +13,7 @@ from torch import Tensor
 from freerun.config import Config
 from freerun.evaluation import Evaluation
 from freerun.mesh import Place, places
-from freerun.metrics import Reporter, memory_mib, tokens_per_update
+from freerun.metrics import Reporter, memory_mib, tokens_per_microbatch
 from freerun.pipeline.executor import Executor
 from freerun.trace import Tracer
 from freerun.weights.flat import FlatParameters
@@ -44,6 +44,8 @@ def part_of(
         "parameters": executor.flat.weights.numel(),
         "memory_mib": memory_mib(),
         "skipped": executor.losses.skipped + executor.strategy.stepper.skipped,
+        "microbatches": executor.microbatches_done,
+        "from_microbatch": reporter.from_microbatch,
         "losses": reporter.recent,
         "training_seconds": reporter.training_seconds,
         "hidden_communication": executor.strategy.timing.hidden if executor.strategy.stage.group.size > 1 else None,
@@ -54,21 +56,24 @@ def part_of(
     }
 
 
-def summarise(config: Config, end: int, start: int, parts: list[Summary], evaluations: list[Evaluation]) -> Summary:
+def summarise(config: Config, end: int, parts: list[Summary], evaluations: list[Evaluation]) -> Summary:
     """The parts of all processes as one summary."""
     names: dict[str, str] = {}
     for part in parts:
         if part["replica"] == 0:
             names |= part["hashes"]
     digest = hashlib.sha256(json.dumps(sorted(names.items())).encode()).hexdigest()
-    tokens = end * tokens_per_update(config)
+    first_stages = [part for part in parts if part["stage"] == 0]
+    each = tokens_per_microbatch(config)
+    tokens = each * sum(part["microbatches"] for part in first_stages)
+    tokens_now = tokens - each * sum(part["from_microbatch"] for part in first_stages)
     seconds = max(part["training_seconds"] for part in parts)
     last_losses = [part["losses"] for part in parts if part["losses"]]
     return {
         "steps": end,
         "tokens": tokens,
         "wall_seconds": seconds,
-        "tokens_per_second": (end - start) * tokens_per_update(config) / max(seconds, 1e-9),
+        "tokens_per_second": tokens_now / max(seconds, 1e-9),
         "train_loss": _mean([_mean(losses) for losses in last_losses]),
         "eval_loss": evaluations[-1].loss if evaluations else None,
         "weights_sha256": digest,

@@ -16,7 +16,7 @@ from freerun.evaluation import Evaluations
 from freerun.mesh import Fabric, collect
 from freerun.metrics import Reporter, sinks
 from freerun.pipeline.executor import Executor
-from freerun.pipeline.program import Evaluate, Mark, Step, program
+from freerun.pipeline.program import Evaluate, Mark, Step, elastic, program
 from freerun.pipeline.schedule import Backward, Forward, Update, resumed, versions_needed
 from freerun.saving import Saves
 from freerun.state import load_state, state_of
@@ -47,11 +47,13 @@ def train(run: Run) -> Steps[summary.Summary | None]:
     if start:
         load_state(executor, checkpoint.load(run.folder / "checkpoints", start, run.fabric.place), run.data.fingerprint)
     evaluations = Evaluations(run.config, run.fabric, executor)
-    reporter = Reporter(run.config, sinks(run.config, run.folder, start, run.fabric.place), start)
+    reporter = Reporter(
+        run.config, sinks(run.config, run.folder, start, run.fabric.place), start, executor.microbatches_done
+    )
     tracer = run.tracer
     tracer.restart()
     yield from executor.start(oldest_version(run.config, 0, start))
-    for step in steps(run, start, evaluations):
+    for step in steps(run, start, executor, evaluations):
         run.doing = step
         match step:
             case Forward():
@@ -70,12 +72,28 @@ def train(run: Run) -> Steps[summary.Summary | None]:
     for evaluation in (yield from evaluations.arrived(all_of_them=True)):
         reporter.evaluated(evaluation)
     yield from executor.close(run.saves.end)
-    return (yield from finished(run, start, executor, evaluations, reporter))
+    return (yield from finished(run, executor, evaluations, reporter))
 
 
-def steps(run: Run, start: int, evaluations: Evaluations) -> Iterator[Step]:
+def steps(run: Run, start: int, executor: Executor, evaluations: Evaluations) -> Iterator[Step]:
     """The schedule of this stage from `start` on, with evaluations and marks."""
     pipeline, place = run.config.pipeline, run.fabric.place
+
+    def due(version: int) -> bool:
+        return evaluations.due(version, run.saves.end)
+
+    def stop(version: int) -> bool:
+        return version >= run.saves.end
+
+    if run.config.replicas.elastic:
+        return elastic(
+            start=start,
+            first_microbatch=executor.microbatches_done,
+            wants_more=executor.strategy.wants_more,
+            ended=executor.strategy.ended,
+            due=due,
+            stop=stop,
+        )
     flushes = pipeline.schedule in ("gpipe", "1f1b")
     return program(
         resumed(
@@ -90,17 +108,16 @@ def steps(run: Run, start: int, evaluations: Evaluations) -> Iterator[Step]:
         first_lag=0 if flushes else lag(0, place.stages, pipeline.slack),
         microbatches=pipeline.microbatches,
         start=start,
-        due=lambda version: evaluations.due(version, run.saves.end),
-        stop=lambda version: version >= run.saves.end,
+        due=due,
+        stop=stop,
     )
 
 
 def marked(run: Run, version: int, executor: Executor, evaluations: Evaluations, reporter: Reporter) -> Steps[None]:
     """A version has been made: report, keep what its evaluation needs, save."""
-    run.saves.made(version)
+    run.saves.made(version, executor.strategy.ended(version))
     run.tracer.at_update(version)
-    loss = executor.take_loss()
-    reporter.updated(version, loss, executor.strategy.metrics())
+    reporter.updated(version, executor.microbatches_done, executor.take_loss(), executor.strategy.metrics())
     if evaluations.due(version, run.saves.end):
         yield from evaluations.keep(version)
     for evaluation in (yield from evaluations.arrived()):
@@ -140,7 +157,7 @@ def starting_update(run: Run) -> Steps[int]:
 
 
 def finished(
-    run: Run, start: int, executor: Executor, evaluations: Evaluations, reporter: Reporter
+    run: Run, executor: Executor, evaluations: Evaluations, reporter: Reporter
 ) -> Steps[summary.Summary | None]:
     """Put the parts of all processes together."""
     reporter.close()
@@ -155,7 +172,7 @@ def finished(
     if not place.reports:
         return None
     parts = yield from collect(board, "summary", summary.everyone(run.config))
-    whole = summary.summarise(run.config, run.saves.end, start, parts, evaluations.results)
+    whole = summary.summarise(run.config, run.saves.end, parts, evaluations.results)
     summary.write(run.folder / "summary.json", whole)
     write_trace(run.folder / "trace.json", [part["trace"] for part in parts])
     return whole

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freerun import checkpoint, config_files
 from freerun.config import Config
-from freerun.data import Data, StreamDecoder, Tokenizer, build, load_tokenizer
+from freerun.data import Data, StreamDecoder, Tokenizer, build, tokenizer_of
 from freerun.errors import ConfigError
 from freerun.model import interchange
 from freerun.model.cut import pieces
@@ -40,7 +40,7 @@ def load(folder: Path, update: int | None = None) -> Trained:
     if not have or (update is not None and update not in have):
         raise ConfigError(f"{folder} has no complete checkpoint of update {update or 'any'}; it has {have}.")
     update = have[-1] if update is None else update
-    tokenizer = load_tokenizer(config.data.tokenizer) if config.data.format != "tokens" else _untold(config)
+    tokenizer = tokenizer_of(config.data)
     whole = pieces(config.model, tokenizer.vocabulary)
     seed = config.training.seed
     stage = build_stage(config.model, tokenizer.vocabulary, whole, seed=seed, first=True, last=True)
@@ -105,10 +105,4 @@ def export(trained: Trained, folder: Path) -> None:
         trained.tokenizer.vocabulary,
         tokenizer=file if file.is_file() else None,
         end=trained.tokenizer.end_of_text,
-    )
-
-
-def _untold(config: Config) -> Tokenizer:
-    raise ConfigError(
-        f"the run was trained on tokens ({config.data.source}) with no tokenizer, so there is no text to make of them."
     )

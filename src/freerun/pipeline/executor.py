@@ -71,13 +71,15 @@ class Executor:
     strategy: ReplicaStrategy
     links: Links
     feed: Feed
-    updates: int
     skip_nonfinite: bool = False
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     delays: Counter[int] = field(default_factory=Counter)
     norms: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     replayed_norms: dict[int, Tensor] = field(default_factory=dict)
+    microbatches_done: int = 0
+    _microbatches_before: int = 0
+    _completing: bool = False
 
     def forward(self, action: Forward) -> Steps[None]:
         """Run a microbatch forward on the version that the schedule says, and send it on."""
@@ -96,6 +98,7 @@ class Executor:
     def backward(self, action: Backward) -> Steps[None]:
         """Run a microbatch backward, and send its gradient to the stage before."""
         flight = self.in_flight.pop(action.microbatch)
+        self._completing = self.feed.completes(action.microbatch)
         self.policy.before_backward(self.versions, action)
         if self.place.last:
             flight.output.backward()  # type: ignore[no-untyped-call]
@@ -107,11 +110,12 @@ class Executor:
             self.links.gradients_in.reuse(gradient)
         self.policy.after_backward(self.versions)
         self.versions.release(action.version)
+        self.microbatches_done += 1
         if self.links.gradients_out:
             assert self.links.activations_in and flight.inputs.grad is not None
             yield from self.links.gradients_out.send(flight.inputs.grad, self.norms)
             self.links.activations_in.reuse(flight.inputs.detach())
-        self.delays[self.feed.update_of(action.microbatch) - action.version] += 1
+        self.delays[self.feed.age(action)] += 1
 
     def update(self, action: Update) -> Steps[None]:
         """Turn the gradients of an update into the next version of the weights."""
@@ -122,9 +126,11 @@ class Executor:
         stepper = self.strategy.stepper
         stepper.others_norm2 = float(self.norms.sum() - self.norms[self.place.stage]) if len(self.norms) else 0.0
         self.policy.before_update(self.versions, stepper, action)
-        yield from self.strategy.update(action.update, action.delay)
+        microbatches = self.microbatches_done - self._microbatches_before
+        self._microbatches_before = self.microbatches_done
+        yield from self.strategy.update(action.update, action.delay, microbatches)
         self.flat.gradient.zero_()
-        if action.update + 1 == self.updates:
+        if self.strategy.ended(action.update + 1):
             yield from self.strategy.finish()
         if len(self.norms):
             self.norms[self.place.stage] = stepper.last_norm**2
@@ -132,11 +138,20 @@ class Executor:
         if self.links.tied_owner:
             yield from self.links.tied_owner.send(self.versions.read(action.update + 1))
 
+    def skip_to(self, microbatches: int) -> None:
+        """Go on after so many microbatches."""
+        self.microbatches_done = self._microbatches_before = microbatches
+
     def start(self, oldest: int) -> Steps[None]:
         """Before the first action: let the last stage have the shared weights of every version still in use."""
         if self.links.tied_owner:
             for version in range(oldest, self.versions.newest + 1):
                 yield from self.links.tied_owner.send(self.versions.read(version))
+
+    def gradient_done(self, name: str) -> None:
+        """A parameter has its gradient of a microbatch; with an update's last one it can leave for other replicas."""
+        if self._completing and name not in self.stage.lent:
+            self.strategy.gradient_ready([name])
 
     def take_loss(self) -> float | None:
         """The mean loss over the tokens of the update just done, in the last stage, which alone knows it."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from freerun.config import Config
 from freerun.data import Batch, Microbatches
 from freerun.mesh import Place
+from freerun.pipeline.schedule import Backward
 from freerun.weights.delay import version_of
 
 
@@ -76,6 +77,14 @@ class Feed:
     def update_of(self, microbatch: int) -> int:
         """The update that a microbatch belongs to."""
         return microbatch // self._pipeline.microbatches
+
+    def completes(self, microbatch: int) -> bool:
+        """Whether a microbatch is known to be the last of its update."""
+        return not self._interleaved and (microbatch + 1) % self._pipeline.microbatches == 0
+
+    def age(self, action: Backward) -> int:
+        """Updates between the weights that a forward saw and the update that its gradient is for."""
+        return 0 if self._interleaved else self.update_of(action.microbatch) - action.version
 
     def tied_version(self, microbatch: int) -> int:
         """The version of shared weights that the first stage's forward of a microbatch sees."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from freerun.pipeline.schedule import Action, Forward, Update
+from freerun.pipeline.schedule import Action, Backward, Forward, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,35 @@ class Mark:
 
 
 Step = Action | Evaluate | Mark
+
+
+def elastic(
+    *,
+    start: int,
+    first_microbatch: int,
+    wants_more: Callable[[], bool],
+    ended: Callable[[int], bool],
+    due: Callable[[int], bool],
+    stop: Callable[[int], bool],
+) -> Iterator[Step]:
+    """One stage whose updates have as many microbatches as the strategy asks for while it goes on.
+
+    Unlike every other stream of actions this one depends on the clock.
+    """
+    update, microbatch = start, first_microbatch
+    while not ended(update):
+        yield Forward(microbatch, update)
+        yield Backward(microbatch, update)
+        microbatch += 1
+        if wants_more():
+            continue
+        yield Update(update, 0)
+        update += 1
+        yield Mark(update)
+        if due(update):
+            yield Evaluate(update)
+        if stop(update):
+            break
 
 
 def program(

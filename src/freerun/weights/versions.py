@@ -62,6 +62,16 @@ class WeightVersions:
         if self._overwrite and self._inside[0] != self.newest:
             self.write(self.newest, self._flat.weights)
 
+    def on_gradient(self, done: Callable[[str], None]) -> None:
+        """Call `done` with a parameter's name whenever a microbatch has been added to its gradient."""
+        names = {part.name for part in self._flat.slices}
+        for slot in self._slots:
+            for name, parameter in slot.module.named_parameters():
+                if name in names:
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        lambda _, name=name: done(name)
+                    )
+
     def release(self, version: int) -> None:
         """One backward of this version is done."""
         self._users[self._slot(version)] -= 1
