@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from freerun.config import Config, OptimizerConfig, PipelineConfig, ReplicasConfig, TrainingConfig
+from freerun.config import Config, OptimizerConfig, PipelineConfig, ReplicasConfig, RotationConfig, TrainingConfig
+from freerun.optim.param_groups import param_groups
 from freerun.optim.rates import rate
+from freerun.registry import OPTIMIZERS, load
 from freerun.replicas import reference
 from freerun.replicas.diloco import fragments_of
 from freerun.replicas.sparse import Correction
 from freerun.weights.flat import layout
 from helpers.members import in_one_process
-from helpers.replica_runs import gradient_of, make_model, train
+from helpers.replica_runs import gradient_of, kinds_of, make_model, train
 
 # Both sides sum the replicas' gradients in the same order, and Adam steps each element alone. What remains are
 # roundings in the norm and in sums over microbatches, which Adam's first steps can blow up to a share of the rate.
 CLOSE = {"atol": 3e-6, "rtol": 1e-5}
 
 ADAM = OptimizerConfig(lr=1e-2, warmup=3, clip=0.5)
+
+
+Oracle = Callable[[reference.Task], list[Tensor]]
 
 
 def config(
@@ -66,7 +74,7 @@ def task(config: Config, replicas: int) -> reference.Task:
 )
 @pytest.mark.parametrize(("microbatches", "updates"), [(1, 9), (2, 8)])
 def test_one_batch_strategies_equal_one_process_with_the_whole_batch(
-    strategy: str, oracle, replicas: int, microbatches: int, updates: int
+    strategy: str, oracle: Oracle, replicas: int, microbatches: int, updates: int
 ) -> None:
     settings = config(strategy, microbatches=microbatches, updates=updates)
     expected = reference.flat(oracle(task(settings, replicas)))
@@ -113,6 +121,28 @@ def test_diloco_equals_its_reference(fragments: int, interval: int, delay: int) 
     )
     for outcome, weights in zip(in_one_process(2, train, settings), expected, strict=True):
         torch.testing.assert_close(outcome.weights, weights, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["basis-rotation", "muon"])
+@pytest.mark.parametrize(
+    ("strategy", "oracle"),
+    [("zero1", reference.synchronous), ("dpu", reference.delayed), ("acco", reference.acco)],
+)
+def test_matrix_optimizers_shard_by_whole_matrices(name: str, strategy: str, oracle: Oracle) -> None:
+    optimizer = replace(ADAM, name=name, rotation=RotationConfig(interval=3))
+    settings = config(strategy, updates=9, optimizer=optimizer)
+
+    def whole(weights: list[Tensor]) -> torch.optim.Optimizer:
+        names = [name for name, _ in make_model().named_parameters()]
+        named = [(name, weight.requires_grad_()) for name, weight in zip(names, weights, strict=True)]
+        kinds = kinds_of(make_model())
+        groups = param_groups(named, lambda name, _: kinds[name], optimizer)
+        return load(OPTIMIZERS[name])(groups, optimizer, 1, 0)
+
+    with torch.no_grad():
+        expected = reference.flat(oracle(replace(task(settings, 3), optimizer=whole)))
+    for outcome in in_one_process(3, train, settings):
+        torch.testing.assert_close(outcome.weights, expected, **CLOSE)
 
 
 def test_fraction_one_without_delay_is_parameter_averaging() -> None:

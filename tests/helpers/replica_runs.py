@@ -60,7 +60,8 @@ def gradient_of(weights: list[Tensor], replica: int, number: int) -> list[Tensor
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), weights, strict=True):
             parameter.copy_(weight)
-    loss_of(model, replica, number).backward()
+    with torch.enable_grad():
+        loss_of(model, replica, number).backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
