@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -84,16 +84,18 @@ class ProposingOptimizer(torch.optim.Optimizer):
             group.pop("used", None)
         return saved
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but state keeps its own precision (torch casts it to the parameter's)."""
         super().load_state_dict(state_dict)
+        self._restore(state_dict)
+
+    def _restore(self, state_dict: dict[str, Any]) -> None:
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         for name, parameter in zip(names, self._parameters(), strict=True):
             if name in state_dict["state"]:
                 self.state[parameter] = _copied(state_dict["state"][name], parameter.device)
 
-    def _parameters(self) -> Iterable[Tensor]:
+    def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
     def _gathered(self, commit: bool) -> list[tuple[Group, list[Tensor], list[Slot]]]:
@@ -138,32 +140,50 @@ def _refuse_nonfinite(slots: list[Slot]) -> None:
     )
 
 
-class Adapted(ProposingOptimizer):
-    """Any torch.optim optimizer, made to propose: it steps on copies, which are then taken back.
-
-    While `propose` runs, the parameters point to the copies; their own memory is never written.
-    """
+class Wrapping(ProposingOptimizer):
+    """A proposing optimizer around another one, with which it shares parameters, groups and state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer.param_groups, {})
         self.optimizer = optimizer
         self._share()
 
+    def update(self, group: Group, slots: list[Slot]) -> None:
+        raise NotImplementedError("The wrapped optimizer updates all groups at once, in step.")
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group to the wrapped optimizer."""
+        if hasattr(self, "optimizer"):
+            self.optimizer.add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in the wrapped optimizer, but state keeps its own precision."""
+        self.optimizer.load_state_dict(state_dict)
+        self._share()
+        self._restore(state_dict)
+
     def _share(self) -> None:
         self.state = self.optimizer.state
         self.param_groups = self.optimizer.param_groups
 
-    def update(self, group: Group, slots: list[Slot]) -> None:
-        raise NotImplementedError("An adapted optimizer updates all groups at once, in step.")
+
+class Adapted(Wrapping):
+    """Any torch.optim optimizer, made to propose: it steps on copies, which are then taken back.
+
+    While `propose` runs, the parameters point to the copies; their own memory is never written. What a step does with
+    a gradient that is not finite is the adapted optimizer's affair.
+    """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The adapted optimizer's own step; what it does with a gradient that is not finite is its own affair."""
+        """The adapted optimizer's own step."""
         return self.optimizer.step(closure)
 
     @torch.no_grad()
     def propose(self) -> list[Tensor]:
         """The values that `step` would give, in the order of param_groups."""
-        parameters = list(self._parameters())
+        parameters = self._parameters()
         own_data, own_state = [p.data for p in parameters], dict(self.state)
         settings = [{k: deepcopy(v) for k, v in g.items() if k not in ("params", "used")} for g in self.param_groups]
         try:
@@ -180,18 +200,6 @@ class Adapted(ProposingOptimizer):
             self.state.update(own_state)
             for group, kept in zip(self.param_groups, settings, strict=True):
                 group.update(kept)
-
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group to the adapted optimizer."""
-        if hasattr(self, "optimizer"):
-            self.optimizer.add_param_group(param_group)
-        else:
-            super().add_param_group(param_group)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in the adapted optimizer."""
-        self.optimizer.load_state_dict(state_dict)
-        self._share()
 
 
 def adapt(optimizer: torch.optim.Optimizer) -> ProposingOptimizer:

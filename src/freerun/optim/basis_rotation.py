@@ -14,7 +14,7 @@ from freerun.optim.base import Group, ProposingOptimizer, Slot
 from freerun.optim.blocks import block_shape, chunks, join, split, stacked
 from freerun.optim.rates import momentum_by_delay
 from freerun.optim.refresh import due, refresh_interval, turns
-from freerun.optim.rotated_update import start, update_blocks
+from freerun.optim.rotated_update import TENSORS, start, update_blocks
 
 STACK = {"cpu": 2**18}
 """Numbers in a stack of blocks that are updated together; elsewhere than on a CPU 2**24."""
@@ -90,7 +90,7 @@ class BasisRotation(ProposingOptimizer):
 
 def _update_together(group: Group, slots: list[Slot], rule: AdamRule, refresh: bool) -> None:
     """Update slots whose blocks are of one size, as one stack."""
-    names = [name for name, value in slots[0].state.items() if isinstance(value, Tensor)]
+    names = [name for name in TENSORS if name in slots[0].state]
     state = {name: stacked([slot.state[name] for slot in slots]) for name in names}
     steps = update_blocks(group, rule, refresh, stacked([_blocks(group, slot.gradient) for slot in slots]), state)
     counts = [len(slot.state["second"]) for slot in slots]

@@ -25,6 +25,8 @@ from freerun.optim.rotation import (
 )
 
 State = dict[str, Tensor]
+TENSORS = ("momentum", "second", "left", "right", "left_basis", "right_basis")
+"""M̃, S, L, R, U and V, as far as the variant has them."""
 SIDES = {"left": "left_basis", "right": "right_basis"}
 
 
@@ -72,13 +74,12 @@ def _bases(state: State) -> tuple[Tensor | None, Tensor | None]:
 
 def _into_covariances(group: Group, gradient: Tensor, state: State) -> None:
     beta2 = group["betas"][1]
-    for side, basis in SIDES.items():
-        if side in state:
-            rows = (gradient if side == "left" else gradient.mT).to(state[basis].dtype)
-            if rows.dtype == gradient.dtype:
-                state[side].baddbmm_(rows, rows.mT, beta=beta2, alpha=1 - beta2)
-            else:
-                state[side].mul_(beta2).add_(rows @ rows.mT, alpha=1 - beta2)
+    rounded = gradient.bfloat16() if group["precision"] == "bf16" else gradient
+    for side, rows in (("left", rounded), ("right", rounded.mT)):
+        if side in state and rounded is gradient:
+            state[side].baddbmm_(rows, rows.mT, beta=beta2, alpha=1 - beta2)
+        elif side in state:
+            state[side].mul_(beta2).add_(rows @ rows.mT, alpha=1 - beta2)
 
 
 def _refresh(group: Group, moment: Tensor, state: State) -> None:

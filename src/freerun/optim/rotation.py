@@ -80,14 +80,16 @@ def orthonormal(matrix: Tensor) -> Tensor:
     By Cholesky where the columns are far from dependent, as those of L U are once U is near L's eigenvectors: this
     takes fewer operations, and far less time on a GPU. By Householder reflections otherwise.
     """
-    columns = matrix / torch.linalg.vector_norm(matrix, dim=-2, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
-    factor, failures = torch.linalg.cholesky_ex(columns.mT @ columns)
-    # A diagonal entry is the part of a unit column that lies outside the span of those before it.
-    if not failures.any() and factor.diagonal(dim1=-2, dim2=-1).min() > 0.5:
-        by_cholesky: Tensor = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
-        return by_cholesky
-    by_householder: Tensor = torch.linalg.qr(columns)[0]
-    return by_householder
+    columns = matrix / matrix.abs().amax(dim=-2, keepdim=True).clamp_(min=torch.finfo(matrix.dtype).tiny)
+    products = columns.mT @ columns
+    factor, failures = torch.linalg.cholesky_ex(products)
+    basis: Tensor = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
+    # The factor's diagonal has the part of each column that lies outside the span of those before it.
+    outside = factor.diagonal(dim1=-2, dim2=-1) / products.diagonal(dim1=-2, dim2=-1).sqrt()
+    dependent = (failures != 0) | ~(outside.amin(dim=-1) > 0.5)
+    if dependent.any():
+        basis[dependent] = torch.linalg.qr(columns[dependent])[0]
+    return basis
 
 
 def temper(ratio: Tensor, denominator: Tensor, exponent: float, floor: float = 0.05) -> Tensor:
