@@ -146,6 +146,14 @@ class RotationConfig:
     """Exponent q that damps the steep directions."""
     bias_correction: bool = True
     """Divide the momentum by 1 − β1ᵗ; off acts as a warm-up."""
+    nesterov: bool = False
+    """Look ahead inside the rotated basis, as optimizer nesterov does outside; needs fresh 0 and bias_correction."""
+    stagger: bool = False
+    """Refresh the matrices in turn, so that no update is a spike; off refreshes all at once."""
+    block: int = 0
+    """Cut matrices into blocks with sides no longer than this, each rotated on its own; 0 is off. Cheaper."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 rotates in bf16 and keeps bases and momentum in it. Cheaper."""
 
 
 @dataclass(frozen=True)

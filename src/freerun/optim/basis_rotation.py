@@ -146,4 +146,8 @@ def build(groups: list[Group], config: OptimizerConfig, stages: int, nominal_del
         fresh=rotation.fresh,
         tempering=rotation.tempering,
         bias_correction=rotation.bias_correction,
+        nesterov=rotation.nesterov,
+        stagger=rotation.stagger,
+        block=rotation.block,
+        precision=rotation.precision,
     )
