@@ -7,6 +7,7 @@ rest of the parameters by equal slices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ def ranges(pieces: Sequence[Piece]) -> list[Range]:
 
 def step_cost(shape: Sequence[int]) -> int:
     """What a step of a matrix optimizer costs, relatively: products of the matrix with its sides' square ones."""
-    rows, columns = shape
+    rows, columns = shape[0], math.prod(shape[1:])
     return rows * columns * (rows + columns)
 
 

@@ -95,7 +95,7 @@ class Stepper:
             group["used"] = [weights_of(name) for name in group["names"]]
 
     def _prepare(self, progress: float, delay: int) -> Steps[bool]:
-        norm2 = yield from self._norm2()
+        norm2 = yield from squared_norm(self._tensors, self._norm_groups)
         self.last_norm = math.sqrt(norm2)
         if not math.isfinite(norm2):
             if not self._skip_nonfinite:
@@ -104,21 +104,28 @@ class Stepper:
             self.skipped += 1
             return False
         norm = math.sqrt(norm2 + self.others_norm2)
-        if self._config.clip and norm > self._config.clip:
-            torch._foreach_mul_([_gradient(tensor) for tensor in self._tensors], self._config.clip / norm)
+        clip(self._tensors, norm, self._config.clip)
         self.last_rate = self.rate(progress, delay)
         for group in self.optimizer.param_groups:
             group["lr"] = self.last_rate * group.get("lr_scale", 1.0)
             group["delay"] = delay
         return True
 
-    def _norm2(self) -> Steps[float]:
-        norms = torch._foreach_norm([_gradient(tensor) for tensor in self._tensors])
-        norm2 = float(torch.stack(norms).double().square().sum()) if norms else 0.0
-        for group in self._norm_groups:
-            shares = yield from exchange_scalars(group, [norm2])
-            norm2 = math.fsum(share for (share,) in shares)
-        return norm2
+
+def squared_norm(tensors: Sequence[Tensor], groups: Sequence[Group]) -> Steps[float]:
+    """The squared norm of the tensors' gradients, summed over the members of each group."""
+    norms = torch._foreach_norm([_gradient(tensor) for tensor in tensors])
+    norm2 = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+    for group in groups:
+        shares = yield from exchange_scalars(group, [norm2])
+        norm2 = math.fsum(share for (share,) in shares)
+    return norm2
+
+
+def clip(tensors: Sequence[Tensor], norm: float, largest: float) -> None:
+    """Scale the tensors' gradients, whose norm (with others') is `norm`, to the largest allowed; 0 allows any."""
+    if largest and norm > largest:
+        torch._foreach_mul_([_gradient(tensor) for tensor in tensors], largest / norm)
 
 
 def _gradient(tensor: Tensor) -> Tensor:

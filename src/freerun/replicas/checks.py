@@ -22,15 +22,20 @@ def delay_of(config: ReplicasConfig) -> int | None:
 
 def check(config: Config) -> None:
     """Refuse a combination that can't be."""
-    delay_of(config.replicas)
-    _check_ranges(config.replicas)
-    _check_payload(config.replicas)
-    if config.replicas.strategy == "diloco":
-        _check_diloco(config.replicas)
+    check_settings(config.replicas)
     if config.replicas.elastic:
         _check_elastic(config)
     if config.replicas.strategy in SHARDED_BEHIND:
         _check_behind(config)
+
+
+def check_settings(replicas: ReplicasConfig) -> None:
+    """Refuse replica settings that can't be, whatever the rest of the run."""
+    delay_of(replicas)
+    _check_ranges(replicas)
+    _check_payload(replicas)
+    if replicas.strategy == "diloco":
+        _check_diloco(replicas)
 
 
 def _check_ranges(replicas: ReplicasConfig) -> None:

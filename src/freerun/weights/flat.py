@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,18 @@ def layout(module: nn.Module, without: Iterable[str] = ()) -> list[Slice]:
     return slices
 
 
+def flatten(module: nn.Module, slices: Sequence[Slice]) -> Tensor:
+    """Move parameters of a module into one fp32 buffer, of which they become views."""
+    named = dict(module.named_parameters())
+    device = next(module.parameters()).device
+    weights = torch.empty(slices[-1].end if slices else 0, dtype=torch.float32, device=device)
+    for part in slices:
+        parameter, view = named[part.name], part.of(weights)
+        view.copy_(parameter.detach())
+        parameter.data = view
+    return weights
+
+
 class FlatParameters:
     """The master weights of a stage: its module's parameters become views of `weights`, their gradients of `gradient`.
 
@@ -43,16 +55,16 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, without: Iterable[str] = ()) -> None:
         self.slices = layout(module, without)
-        size = self.slices[-1].end if self.slices else 0
-        device = next(module.parameters()).device
-        self.weights = torch.empty(size, dtype=torch.float32, device=device)
-        self.gradient = torch.zeros(size, dtype=torch.float32, device=device)
-        self.parameters: dict[str, nn.Parameter] = {}
+        self.weights = flatten(module, self.slices)
+        self.gradient = torch.zeros_like(self.weights)
         named = dict(module.named_parameters())
+        self.parameters = {part.name: named[part.name] for part in self.slices}
+        self.attach_gradients()
+
+    def attach_gradients(self) -> None:
+        """Let backwards add to `gradient`, together with what they have put elsewhere (after a zero_grad to None)."""
         for part in self.slices:
-            parameter = named[part.name]
-            view = part.of(self.weights)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = part.of(self.gradient)
-            self.parameters[part.name] = parameter
+            parameter, view = self.parameters[part.name], part.of(self.gradient)
+            if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
+                view.add_(parameter.grad)
+            parameter.grad = view
