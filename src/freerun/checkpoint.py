@@ -7,10 +7,9 @@ written last, so a part that has one is whole. Nothing is ever unpickled.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from freerun.errors import ConfigError
+from freerun.files import write_beside, write_text
 from freerun.mesh import Place
 
 Tree = dict[str, Any]
@@ -30,8 +30,8 @@ def save(folder: Path, update: int, place: Place, state: Tree) -> None:
     tensors: dict[str, Tensor] = {}
     plain = _take_tensors(state, "", tensors)
     stem = here / _stem(place)
-    _write(stem.with_suffix(".safetensors"), lambda beside: save_file(tensors, beside))
-    _write(stem.with_suffix(".json"), lambda beside: beside.write_text(json.dumps(plain)))
+    write_beside(stem.with_suffix(".safetensors"), lambda beside: save_file(tensors, beside))
+    write_text(stem.with_suffix(".json"), json.dumps(plain))
 
 
 def load(folder: Path, update: int, place: Place) -> Tree:
@@ -89,14 +89,6 @@ def _update(part: Path) -> int:
 
 def _stem(place: Place) -> str:
     return f"replica-{place.replica}-of-{place.replicas}-stage-{place.stage}-of-{place.stages}"
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    beside = path.with_name(path.name + ".part")
-    write(beside)
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _take_tensors(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:

@@ -28,6 +28,7 @@ usage: freerun VERB ...
   generate RUN --prompt TEXT                                 let a trained model write
   export RUN FOLDER                                          write a folder that Hugging Face transformers loads
   tokenizer train FILE.json --vocabulary N                   learn a byte-level BPE from data
+  diagnose RUN                                               what delay does to a run, stage by stage
   doctor                                                     what this machine has, and what is missing
 
 `freerun VERB --help` explains a verb; `freerun train --help` lists every key of a config.
@@ -290,6 +291,22 @@ def tokenizer(
     print(train_tokenizer(DataConfig(source=source, field=field), vocabulary, output, progress=True))
 
 
+def diagnose(
+    run: Annotated[Path, tyro.conf.Positional], update: int | None = None, probes: int = 24, updates: int = 30
+) -> None:
+    """How delay acts on a run, per stage: Hessian misalignment, oscillation, staleness; numbers and a figure.
+
+    Args:
+        run: folder of a run with a checkpoint from before its end.
+        update: the checkpoint; by default the newest of those.
+        probes: Hessian products for each estimate.
+        updates: updates to replay for the oscillation.
+    """
+    from freerun.diagnosis_view import show
+
+    show(run, update, probes, updates)
+
+
 def doctor() -> None:
     """What this machine has for freerun, what is missing, and how to get it."""
     from freerun.doctor import examine
@@ -305,5 +322,6 @@ VERBS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "export": export,
     "tokenizer": tokenizer,
+    "diagnose": diagnose,
     "doctor": doctor,
 }

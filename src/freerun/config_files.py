@@ -16,6 +16,7 @@ import tomli_w
 from freerun.checks import validate
 from freerun.config import Config
 from freerun.errors import ConfigError
+from freerun.files import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,9 +38,7 @@ def read(source: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
 
 def write(config: Config, path: Path) -> None:
     """Write a config as TOML, beside and renamed."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(dumps(config))
-    beside.replace(path)
+    write_text(path, dumps(config))
 
 
 def dumps(config: Config) -> str:

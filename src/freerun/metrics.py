@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from freerun.config import Config
 from freerun.errors import ConfigError
 from freerun.evaluation import Evaluation
+from freerun.files import write_text
 from freerun.mesh import Place
 
 Row = dict[str, Any]
@@ -39,9 +40,7 @@ class JsonLines:
 
     def __init__(self, path: Path, from_update: int) -> None:
         kept = [line for line in _lines(path) if _update_of(line) <= from_update] if from_update else []
-        beside = path.with_name(path.name + ".part")
-        beside.write_text("".join(line + "\n" for line in kept))
-        beside.replace(path)
+        write_text(path, "".join(line + "\n" for line in kept))
         self._file: TextIO = path.open("a", buffering=1)
 
     def write(self, row: Row) -> None:

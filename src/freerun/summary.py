@@ -12,6 +12,7 @@ from torch import Tensor
 
 from freerun.config import Config
 from freerun.evaluation import Evaluation
+from freerun.files import write_text
 from freerun.mesh import Place, places
 from freerun.metrics import Reporter, memory_mib, tokens_per_microbatch
 from freerun.pipeline.executor import Executor
@@ -93,9 +94,7 @@ def everyone(config: Config) -> list[Place]:
 
 def write(path: Path, summary: Summary) -> None:
     """Write a summary, beside and renamed."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(summary, indent=1))
-    beside.replace(path)
+    write_text(path, json.dumps(summary, indent=1))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

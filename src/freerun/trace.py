@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
+from freerun.files import write_text
 from freerun.steps import Steps
 
 T = TypeVar("T")
@@ -136,9 +137,7 @@ def write_trace(path: Path, records: Iterable[dict[str, Any]]) -> None:
             }
             for lane, name, start, end, args in record["spans"]
         ]
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")))
-    beside.replace(path)
+    write_text(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")))
 
 
 def _names(record: dict[str, Any], lanes: list[str]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from freerun.config import ModelConfig
 from freerun.errors import ConfigError
+from freerun.files import write_beside, write_text
 from freerun.model.huggingface_weights import SINGLE, locate
 from freerun.model.size import is_huggingface, sizes
 
@@ -145,15 +146,8 @@ def export(
     write_json(folder / "config.json", config)
 
 
-def write_beside(path: Path, write: Callable[[Path], object]) -> None:
-    """The file appears under its name only when it is complete."""
-    beside = path.with_name(f".{path.name}.part")
-    write(beside)
-    beside.replace(path)
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_beside(path, lambda beside: beside.write_text(json.dumps(content, indent=2) + "\n"))
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], ModelConfig, int]:

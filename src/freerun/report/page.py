@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 from freerun.errors import DataError
+from freerun.files import write_text
 from freerun.report import payload, tables
 from freerun.report.read import Run, read_run
 
@@ -40,9 +41,7 @@ def write(run_dir: Path | Sequence[Path], output: Path) -> None:
             raise DataError(f"{folder} is not a run's folder: there is no such directory.")
     runs = [read_run(folder) for folder in folders]
     _tell_apart(runs, folders)
-    beside = output.with_name(output.name + ".part")
-    beside.write_text(_page(runs), encoding="utf-8")
-    beside.replace(output)
+    write_text(output, _page(runs))
 
 
 def _tell_apart(runs: Sequence[Run], folders: Sequence[Path]) -> None:

@@ -25,8 +25,8 @@ from freerun.train import Run, train
 from freerun.worker import threads
 
 
-def simulate(config: Config, folder: Path) -> Summary:
-    """Replay a run of any mesh in this process; gives the summary of the run."""
+def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
+    """Replay a run of any mesh in this process, to its end or up to an earlier update; gives the summary."""
     torch.set_num_threads(threads(config))
     together = Together()
     data = build(config.data, config.model.context, config.training.sequences, config.training.seed)
@@ -35,6 +35,7 @@ def simulate(config: Config, folder: Path) -> Summary:
 
     def one(fabric: Fabric) -> Steps[None]:
         saves = Saves(config, fabric.place, fabric.board)
+        saves.end = end or saves.end
         tracer = Tracer(fabric.place.rank, f"stage {fabric.place.stage}", 0, 0)
         result = yield from train(Run(config, fabric, data, device, folder, saves, tracer))
         if result is not None:
