@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from freerun.errors import NonFiniteError
+from freerun.errors import ConfigError, NonFiniteError
 
 Group = dict[str, Any]
 
@@ -124,6 +124,13 @@ class ProposingOptimizer(torch.optim.Optimizer):
             state=state,
             used=None if used is None else used.detach().to(working),
         )
+
+
+def treats(group: Group, wish: str, parameter: Tensor) -> bool:
+    """Whether a parameter gets what is meant for matrices: 2-D ones do, unless group[wish] is False."""
+    if group[wish] and parameter.ndim != 2:
+        raise ConfigError(f"{wish} is set for a parameter of shape {tuple(parameter.shape)}; it is for matrices only.")
+    return parameter.ndim == 2 and group[wish] is not False
 
 
 def _copied(state: dict[str, Any], device: torch.device) -> dict[str, Any]:

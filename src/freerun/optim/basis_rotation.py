@@ -10,7 +10,7 @@ from torch import Tensor
 from freerun.config import OptimizerConfig
 from freerun.errors import ConfigError
 from freerun.optim.adam_rule import AdamRule, adam_defaults, adam_update, next_rule
-from freerun.optim.base import Group, ProposingOptimizer, Slot
+from freerun.optim.base import Group, ProposingOptimizer, Slot, treats
 from freerun.optim.blocks import block_shape, chunks, join, split, stacked
 from freerun.optim.rates import momentum_by_delay
 from freerun.optim.refresh import due, refresh_interval, turns
@@ -61,8 +61,11 @@ class BasisRotation(ProposingOptimizer):
         _one_of("geometry", geometry, ("bilateral", "unilateral"))
         _one_of("allocation", allocation, ("uniform", "stage-aware", "reversed"))
         _one_of("precision", precision, ("fp32", "bf16"))
-        if interval < 1 or block < 0:
-            raise ConfigError(f"interval is {interval} and block {block}; give at least 1 and 0 (no blocks) or more.")
+        if interval < 1 or block < 0 or tempering < 0:
+            raise ConfigError(
+                f"interval is {interval}, block {block} and tempering {tempering}; "
+                "interval must be 1 or more, the others 0 (off) or more."
+            )
         defaults = adam_defaults(lr, betas, eps, weight_decay, fresh, bias_correction, nesterov)
         defaults |= {"source": source, "geometry": geometry, "interval": interval, "tempering": tempering}
         defaults |= {"allocation": allocation, "stages": stages, "nominal_delay": nominal_delay, "rotate": None}
@@ -73,7 +76,7 @@ class BasisRotation(ProposingOptimizer):
         interval = refresh_interval(group["allocation"], group["interval"], group["nominal_delay"], group["stages"])
         alike: dict[tuple[Any, ...], list[Slot]] = {}
         for slot in slots:
-            if not _is_rotated(group, slot.weight):
+            if not treats(group, "rotate", slot.weight):
                 adam_update(group, slot)
                 continue
             if not slot.state:
@@ -107,19 +110,11 @@ def _blocks(group: Group, matrix: Tensor) -> Tensor:
     return split(matrix, *block_shape(matrix.shape, group["block"]))
 
 
-def _is_rotated(group: Group, weight: Tensor) -> bool:
-    if group["rotate"] and weight.ndim != 2:
-        raise ConfigError(
-            f"rotate is set for a parameter of shape {tuple(weight.shape)}; only matrices can be rotated."
-        )
-    return weight.ndim == 2 and group["rotate"] is not False
-
-
 def _phase(group: Group, index: int, interval: float) -> int:
     """The turn of the group's parameter number `index`."""
     if not group["stagger"]:
         return 0
-    shapes = [p.shape if _is_rotated(group, p) else (0,) for p in group["params"]]
+    shapes = [p.shape if treats(group, "rotate", p) else (0,) for p in group["params"]]
     return turns([p.numel() * sum(shape) for p, shape in zip(group["params"], shapes, strict=True)], interval)[index]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from freerun.config import OptimizerConfig
 from freerun.errors import ConfigError
 from freerun.optim.adam_rule import adam_defaults, adam_update
-from freerun.optim.base import Group, ProposingOptimizer, Slot
+from freerun.optim.base import Group, ProposingOptimizer, Slot, treats
 from freerun.optim.rates import momentum_by_delay
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
@@ -22,7 +22,7 @@ class Muon(ProposingOptimizer):
 
     A step is scaled by 0.2 √max(m, n), which gives it the size of an AdamW step, so that both parts share one
     learning rate. As torch.optim.Muon(adjust_lr_fn="match_rms_adamw"), in the parameter's own precision instead of
-    bf16. A group may say `rotate`-like `orthogonalise`: False for AdamW (embeddings, head).
+    bf16. A group may say `orthogonalise`: False for plain AdamW (embeddings, head), True to insist.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Muon(ProposingOptimizer):
 
     def update(self, group: Group, slots: list[Slot]) -> None:
         for slot in slots:
-            if slot.weight.ndim == 2 and group["orthogonalise"] is not False:
+            if treats(group, "orthogonalise", slot.weight):
                 _orthogonal_update(group, slot)
             else:
                 adam_update(group, slot)

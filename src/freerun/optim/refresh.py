@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 SLOWEST = 200.0
 """No stage waits longer than this many updates for a refresh."""
 
 
+@cache
 def refresh_interval(
     allocation: Literal["uniform", "stage-aware", "reversed"], interval: float, stage_delay: int, stages: int
 ) -> float:
@@ -23,7 +25,7 @@ def refresh_interval(
         return float(interval)
     budget = min(max(1 / interval, 1 / SLOWEST), 1.0)
     low, high = 0.0, 1.0
-    for _ in range(100):
+    for _ in range(60):
         unit = (low + high) / 2
         mean = sum(_clamped(unit * (delay + 1)) for delay in range(stages)) / stages
         low, high = (unit, high) if mean < budget else (low, unit)
