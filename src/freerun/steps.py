@@ -79,11 +79,21 @@ def finish(task: Task[T]) -> Steps[T]:
 def run(steps: Steps[T]) -> T:
     """Drive steps in this thread, blocking at every wait."""
     try:
+        wait = next(steps)
         while True:
-            next(steps).wait()
+            wait = _after(wait, steps)
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def _after(wait: Wait, steps: Steps[T]) -> Wait:
+    """Block until the wait is over; what it raises is raised where the steps wait, so that a task can keep it."""
+    try:
+        wait.wait()
+    except Exception as error:
+        return steps.throw(error)
+    return next(steps)
 
 
 class Together:

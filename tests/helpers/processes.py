@@ -19,13 +19,18 @@ FROM_SCRATCH.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
 
 
 def spawn(
-    count: int, function: Callable[..., Any], *args: Any, limit: float = 60, may_die: Collection[int] = ()
+    count: int,
+    function: Callable[..., Any],
+    *args: Any,
+    limit: float = 60,
+    may_die: Collection[int] = (),
+    barrier: bool = True,
 ) -> list[Any]:
     """Run `function(rank, count, *args)` in `count` processes that share a gloo process group; its results by rank.
 
     `function` is a module's function and what it takes and gives can be pickled. After `limit` seconds, or as soon
     as one process fails, all are killed and the failure is raised here. A rank in `may_die` may end without a
-    result, which is then None.
+    result, which is then None. Without `barrier` a process that is done does not stay for the others.
     """
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = (Path(folder) / "rendezvous").as_uri()
@@ -33,7 +38,7 @@ def spawn(
         for rank in range(count):
             ours, theirs = FROM_SCRATCH.Pipe(duplex=False)
             child = FROM_SCRATCH.Process(
-                target=_child, args=(theirs, rendezvous, rank, count, limit, function, args), daemon=True
+                target=_child, args=(theirs, rendezvous, rank, count, limit, barrier, function, args), daemon=True
             )
             child.start()
             theirs.close()
@@ -74,6 +79,7 @@ def _child(
     rank: int,
     count: int,
     limit: float,
+    barrier: bool,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -88,5 +94,5 @@ def _child(
     except BaseException:
         outcome = (False, traceback.format_exc())
     pipe.send_bytes(pickle.dumps(outcome))
-    if outcome[0]:
+    if outcome[0] and barrier:
         dist.barrier()  # nobody leaves while others still talk to it

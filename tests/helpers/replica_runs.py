@@ -103,9 +103,10 @@ def train(group: Group, config: Config, until: int | None = None, saved: dict[st
 
 
 def one_update(
-    strategy: ReplicaStrategy, model: nn.Module, replica: int, update: int, microbatches: int
+    strategy: ReplicaStrategy, model: nn.Module, replica: int, update: int, microbatches: int, *, divide: bool = True
 ) -> Steps[None]:
+    """An update from some microbatches; without `divide`, their gradients are summed and their number is told."""
     for number in range(update * microbatches, (update + 1) * microbatches):
-        (loss_of(model, replica, number) / microbatches).backward()
-    yield from strategy.update(update, 0)
+        (loss_of(model, replica, number) / (microbatches if divide else 1)).backward()
+    yield from strategy.update(update, 0, None if divide else microbatches)
     strategy.stage.flat.gradient.zero_()
