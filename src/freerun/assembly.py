@@ -149,10 +149,14 @@ def links(
         ends.activations_in = Incoming(fabric.activations, place.stage - 1, form(module.input_width))
         ends.gradients_out = Outgoing(fabric.gradients, place.stage - 1, form(module.input_width), depth)
     if module.lent:
-        ends.tied_owner = TiedOwner(fabric.tied, flat, slice_of(flat, module.lent[0]), depth + 2)
+        ends.tied_owner = TiedOwner(
+            fabric.tied_weights, fabric.tied_gradients, flat, slice_of(flat, module.lent[0]), depth + 2
+        )
     if module.borrowed:
         oldest = oldest_version(config, 0, start)
-        ends.tied_borrower = TiedBorrower(fabric.tied, module, module.borrowed[0], versions, oldest)
+        ends.tied_borrower = TiedBorrower(
+            fabric.tied_weights, fabric.tied_gradients, module, module.borrowed[0], versions, oldest
+        )
     return ends
 
 

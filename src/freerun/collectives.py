@@ -70,11 +70,11 @@ def reduce_scatter(
         waits = [group.receive(encoded, rank) for rank, encoded in arriving.items()]
         for rank in _others(group):
             if bucket < len(pieces[rank]):
-                values = _gather(flat, pieces[rank][bucket])
+                values = gather_ranges(flat, pieces[rank][bucket])
                 encoded = wire.payload.encode(values)
                 waits.append(group.send(encoded, rank))
                 if error is not None:
-                    _scatter(error, pieces[rank][bucket], values - wire.payload.decode(encoded, values.numel()))
+                    scatter_ranges(error, pieces[rank][bucket], values - wire.payload.decode(encoded, values.numel()))
         return waits, arriving
 
     def complete(bucket: int, arrived: dict[int, Tensor]) -> None:
@@ -82,7 +82,7 @@ def reduce_scatter(
             return
         count = size_of(own[bucket])
         total = into[ends[bucket] - count : ends[bucket]]
-        mine = _gather(flat, own[bucket])
+        mine = gather_ranges(flat, own[bucket])
         for rank in range(group.size):
             share = mine if rank == group.rank else wire.payload.decode(arrived[rank], count)
             total.copy_(share) if rank == 0 else total.add_(share)
@@ -117,15 +117,15 @@ def all_gather(
             encoded = wire.payload.encode(values)
             waits += [group.send(encoded, rank) for rank in _others(group)]
             decoded = wire.payload.decode(encoded, count)
-            _scatter(into, ranges, decoded)
+            scatter_ranges(into, ranges, decoded)
             if error is not None:
-                _scatter(error, ranges, _gather(error, ranges) + values - decoded)
+                scatter_ranges(error, ranges, gather_ranges(error, ranges) + values - decoded)
         return waits, arriving
 
     def complete(bucket: int, arrived: dict[int, Tensor]) -> None:
         for rank, encoded in arrived.items():
             ranges = pieces[rank][bucket]
-            _scatter(into, ranges, wire.payload.decode(encoded, size_of(ranges)))
+            scatter_ranges(into, ranges, wire.payload.decode(encoded, size_of(ranges)))
 
     yield from _in_buckets(max(map(len, pieces)), launch, complete)
 
@@ -180,13 +180,15 @@ def _ends(pieces: Sequence[Ranges]) -> list[int]:
     return ends
 
 
-def _gather(flat: Tensor, ranges: Ranges) -> Tensor:
+def gather_ranges(flat: Tensor, ranges: Ranges) -> Tensor:
+    """The coordinates of a flat buffer that some ranges name."""
     if len(ranges) == 1:
         return flat[ranges[0][0] : ranges[0][1]]
     return torch.cat([flat[start:end] for start, end in ranges])
 
 
-def _scatter(flat: Tensor, ranges: Ranges, values: Tensor) -> None:
+def scatter_ranges(flat: Tensor, ranges: Ranges, values: Tensor) -> None:
+    """Put values into the coordinates that some ranges name."""
     taken = 0
     for start, end in ranges:
         flat[start:end].copy_(values[taken : taken + end - start])

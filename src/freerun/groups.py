@@ -7,7 +7,7 @@ in which they were sent. Collectives are built on top (collectives.py), so their
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""Numbers that a program looks at travel over gloo even where tensors are on GPUs."""
+
 
 class NativeCollectives(Protocol):
     """Collectives of the engine itself (NCCL's), with the meaning that collectives.py gives to the same names."""
+
+    bytes_sent: int
 
     def reduce_scatter(self, flat: Tensor, parts: Sequence[Ranges], into: Tensor, wire: Wire) -> Steps[None]:
         """Sum the members' flat buffers; `into` gets the coordinates that are this rank's part."""
@@ -222,10 +227,14 @@ class DistributedWait:
 class DistributedGroup:
     """A member of a group of processes, over torch.distributed point-to-point."""
 
-    native: NativeCollectives | None = None
-
     def __init__(
-        self, process_group: dist.ProcessGroup, ranks: list[int], labels: list[str], limit: float, number: int = 0
+        self,
+        process_group: dist.ProcessGroup,
+        ranks: list[int],
+        labels: list[str],
+        limit: float,
+        number: int = 0,
+        collectives: Callable[[dist.ProcessGroup, int, int, float], NativeCollectives] | None = None,
     ) -> None:
         self._process_group = process_group
         self._ranks = ranks
@@ -237,14 +246,19 @@ class DistributedGroup:
         self._number = number
         self._sent = 0
         self._channels: list[DistributedGroup] = []
+        self._collectives = collectives
+        self.native = collectives(process_group, self.rank, self.size, limit) if collectives else None
 
     @property
     def bytes_sent(self) -> int:
-        return self._sent + sum(channel.bytes_sent for channel in self._channels)
+        native = self.native.bytes_sent if self.native else 0
+        return self._sent + native + sum(channel.bytes_sent for channel in self._channels)
 
     def channel(self, number: int) -> DistributedGroup:
-        # a gloo tag keeps channels apart; NCCL has no tags and needs a process group per channel
-        other = DistributedGroup(self._process_group, self._ranks, self._labels, self._limit, number)
+        process_group = self._process_group
+        if self._collectives:  # gloo keeps channels apart by a tag; NCCL has none, and needs a process group for each
+            process_group = dist.new_group(self._ranks, backend=BACKENDS["cuda"], use_local_synchronization=True)
+        other = DistributedGroup(process_group, self._ranks, self._labels, self._limit, number, self._collectives)
         self._channels.append(other)
         return other
 
@@ -274,5 +288,21 @@ class DistributedGroup:
                 1, "freerun-background", torch.set_num_threads, (torch.get_num_threads(),)
             )
         task: Task[T] = Task()
+        if self.native is not None:
+            steps = _on_stream_of_its_own(steps)
         self._worker.submit(run, task.follow(steps))
         return task
+
+
+def _on_stream_of_its_own(steps: Steps[T]) -> Steps[T]:
+    """The same steps beside the caller's stream on a GPU: after what it has queued by now, and over when they are."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    return _on_stream(steps, stream)
+
+
+def _on_stream(steps: Steps[T], stream: torch.cuda.Stream) -> Steps[T]:
+    with torch.cuda.stream(stream):
+        result = yield from steps
+        stream.synchronize()
+        return result

@@ -16,7 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from freerun.config import Config
 from freerun.errors import ConfigError, PeerError
-from freerun.groups import OVER, DistributedGroup, Group, Solo
+from freerun.groups import BACKENDS, OVER, DistributedGroup, Group, Solo
+from freerun.nccl import NcclCollectives
 from freerun.steps import Steps
 
 
@@ -78,8 +79,10 @@ class Fabric:
     """The stages of this replica, for messages to the next stage."""
     gradients: Group
     """The stages of this replica, for messages to the stage before."""
-    tied: Group
+    tied_weights: Group
     """The stages of this replica, for the weights that first and last share."""
+    tied_gradients: Group
+    """The stages of this replica, for the last stage's gradients of those."""
     norms: Group
     """The stages of this replica, for gradient norms."""
     replicas: Group
@@ -165,7 +168,7 @@ def collect(board: Board, key: str, everyone: list[Place]) -> Steps[list[Any]]:
 def solo() -> Fabric:
     """The fabric of a run of one process."""
     group = Solo()
-    return Fabric(Place(0, 0, 1, 1), group, group, group, group, group, group, LocalBoard())
+    return Fabric(Place(0, 0, 1, 1), group, group, group, group, group, group, group, LocalBoard())
 
 
 def join(config: Config, device: torch.device) -> Fabric:
@@ -180,21 +183,23 @@ def join(config: Config, device: torch.device) -> Fabric:
         )
     store.set_timeout(timedelta(seconds=limit))
     _meet(store, rank, world, limit)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit))
+    dist.init_process_group(
+        BACKENDS[device.type], store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
+    )
     everyone = places(stages, replicas)
     place = everyone[rank]
     rows = [[p.rank for p in everyone if p.replica == replica] for replica in range(replicas)]
     columns = [[p.rank for p in everyone if p.stage == stage] for stage in range(stages)]
 
     def make(lines: list[list[int]], name: str) -> Group:
-        return _group(lines, name, everyone, rank, limit)
+        return _group(lines, name, everyone, rank, limit, device)
 
     return Fabric(
         place,
         make(rows, "activations"),
         make(rows, "gradients"),
         make(rows, "tied weights"),
+        make(rows, "tied gradients"),
         make(rows, "norms"),
         make(columns, "replicas"),
         make(columns, "side"),
@@ -232,7 +237,9 @@ def _meet(store: Store, rank: int, world: int, limit: float) -> None:
             time.sleep(0.02)
 
 
-def _group(lines: list[list[int]], name: str, everyone: list[Place], rank: int, limit: float) -> Group:
+def _group(
+    lines: list[list[int]], name: str, everyone: list[Place], rank: int, limit: float, device: torch.device
+) -> Group:
     """Make the group of every line of the mesh (all processes must take part), and give back this process's own."""
     mine: Group = Solo()
     for ranks in lines:
@@ -241,5 +248,7 @@ def _group(lines: list[list[int]], name: str, everyone: list[Place], rank: int, 
         made = dist.new_group(ranks, timeout=timedelta(seconds=limit), group_desc=f"freerun {name}")
         if rank in ranks:
             assert made is not None
-            mine = DistributedGroup(made, ranks, [f"{everyone[other]} ({name})" for other in ranks], limit)
+            labels = [f"{everyone[other]} ({name})" for other in ranks]
+            collectives = NcclCollectives if device.type == "cuda" else None
+            mine = DistributedGroup(made, ranks, labels, limit, collectives=collectives)
     return mine

@@ -18,6 +18,7 @@ from freerun.metrics import Reporter, sinks
 from freerun.pipeline.executor import Executor
 from freerun.pipeline.program import Evaluate, Mark, Step, elastic, program
 from freerun.pipeline.schedule import Backward, Forward, Update, resumed, versions_needed
+from freerun.replicas.base import refuse_unequal_start
 from freerun.saving import Saves
 from freerun.state import load_state, state_of
 from freerun.steps import Steps
@@ -50,6 +51,8 @@ def train(run: Run) -> Steps[summary.Summary | None]:
     reporter = Reporter(
         run.config, sinks(run.config, run.folder, start, run.fabric.place), start, executor.microbatches_done
     )
+    if not start:
+        yield from refuse_unequal_start(run.fabric.side, executor.flat.weights)
     tracer = run.tracer
     tracer.restart()
     yield from executor.start(oldest_version(run.config, 0, start))
@@ -164,7 +167,10 @@ def finished(
     place, board, fabric = run.fabric.place, run.fabric.board, run.fabric
     weights = yield from executor.strategy.mean_weights()
     sent = {
-        "pipeline": sum(group.bytes_sent for group in (fabric.activations, fabric.gradients, fabric.tied)),
+        "pipeline": sum(
+            group.bytes_sent
+            for group in (fabric.activations, fabric.gradients, fabric.tied_weights, fabric.tied_gradients)
+        ),
         "replicas": fabric.replicas.bytes_sent,
     }
     disagreement = yield from executor.strategy.disagreement()

@@ -21,9 +21,10 @@ from freerun.weights.versions import WeightVersions, accumulate_into
 class TiedOwner:
     """The first stage's side: sends versions, takes in gradients."""
 
-    def __init__(self, group: Group, flat: FlatParameters, part: Slice, depth: int) -> None:
-        self._group = group
-        self._last = group.size - 1
+    def __init__(self, weights: Group, gradients: Group, flat: FlatParameters, part: Slice, depth: int) -> None:
+        self._weights = weights
+        self._gradients = gradients
+        self._last = weights.size - 1
         self._gradient = part.of(flat.gradient)
         self._part = part
         self._depth = depth
@@ -36,12 +37,12 @@ class TiedOwner:
             if not wait.ready():
                 yield wait
         mine = self._part.of(weights).float().clone()
-        self._under_way.append((self._group.send(mine, self._last), mine))
+        self._under_way.append((self._weights.send(mine, self._last), mine))
 
     def collect(self) -> Steps[None]:
         """Add the last stage's gradient of this update to our own."""
         theirs = torch.empty_like(self._gradient)
-        yield self._group.receive(theirs, self._last)
+        yield self._gradients.receive(theirs, self._last)
         self._gradient.add_(theirs)
 
     def close(self) -> Steps[None]:
@@ -55,8 +56,11 @@ class TiedOwner:
 class TiedBorrower:
     """The last stage's side: takes in versions, sends gradients."""
 
-    def __init__(self, group: Group, stage: nn.Module, name: str, versions: WeightVersions, version: int) -> None:
-        self._group = group
+    def __init__(
+        self, weights: Group, gradients: Group, stage: nn.Module, name: str, versions: WeightVersions, version: int
+    ) -> None:
+        self._weights = weights
+        self._gradients = gradients
         self._parameters = [dict(module.named_parameters())[name] for module in versions.modules()]
         own = dict(stage.named_parameters())[name]
         self._gradient = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
@@ -74,7 +78,7 @@ class TiedBorrower:
         """
         while self._next <= version:
             incoming = torch.empty_like(self._gradient)
-            yield self._group.receive(incoming, 0)
+            yield self._weights.receive(incoming, 0)
             self._kept[self._next] = incoming
             self._next += 1
         if version != self._loaded:
@@ -89,7 +93,7 @@ class TiedBorrower:
         if self._sent is not None and not self._sent[0].ready():
             yield self._sent[0]
         mine = self._gradient.clone()
-        self._sent = (self._group.send(mine, 0), mine)
+        self._sent = (self._gradients.send(mine, 0), mine)
         self._gradient.zero_()
 
     def drain(self, newest: int) -> Steps[None]:
