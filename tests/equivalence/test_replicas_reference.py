@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from torch import Tensor
 from freerun.config import Config, OptimizerConfig, PipelineConfig, ReplicasConfig, RotationConfig, TrainingConfig
 from freerun.optim.param_groups import param_groups
 from freerun.optim.rates import rate
-from freerun.registry import OPTIMIZERS, load
+from freerun.registry import OPTIMIZERS, STRATEGIES, load
 from freerun.replicas import reference
 from freerun.replicas.diloco import fragments_of
 from freerun.replicas.sparse import Correction
@@ -158,3 +162,16 @@ def test_fraction_one_without_delay_is_parameter_averaging() -> None:
     for outcome in in_one_process(2, train, settings):
         torch.testing.assert_close(outcome.weights, average, **CLOSE)
         assert outcome.spread == 0
+
+
+def test_the_strategy_that_the_documentation_adds_is_periodic_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "add-a-replica-strategy.md").read_text()
+    periodic = ModuleType("periodic_mean_of_the_page")
+    exec(compile(page.split("```python\n")[1].split("```")[0], "the page", "exec"), periodic.__dict__)
+    monkeypatch.setitem(sys.modules, periodic.__name__, periodic)
+    monkeypatch.setitem(cast("dict[str, str]", STRATEGIES), "periodic", f"{periodic.__name__}:build")
+    averaging = {"fraction": 1.0, "interval": 3, "delay": "fixed:0", "correction": "none"}
+    outcomes = [in_one_process(2, train, config(name, **averaging)) for name in ("periodic", "sparse")]
+    for added, known in zip(*outcomes, strict=True):
+        assert torch.equal(added.weights, known.weights)
+        assert added.spread == known.spread
