@@ -91,4 +91,4 @@ def test_bf16_rotation_stays_close_to_float32() -> None:
         for optimizer in optimizers:
             optimizer.step()
     moved = (exact - parameter((16, 24), torch.float32)).norm()
-    assert (exact - rounded).norm() < 0.1 * moved
+    assert (exact - rounded).norm() < 0.2 * moved

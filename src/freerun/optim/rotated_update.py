@@ -13,11 +13,13 @@ from freerun.optim.adam_rule import AdamRule
 from freerun.optim.base import Group
 from freerun.optim.rotation import (
     Refreshed,
+    into_lower,
     refreshed,
     refreshed_pair,
     rotate,
     rotate_back,
     singular_bases,
+    symmetric,
     take_columns,
     take_rows,
     temper,
@@ -26,7 +28,7 @@ from freerun.optim.rotation import (
 
 State = dict[str, Tensor]
 TENSORS = ("momentum", "second", "left", "right", "left_basis", "right_basis")
-"""M̃, S, L, R, U and V, as far as the variant has them."""
+"""M̃, S, L, R, U and V, as far as the variant has them; L and R hold on and below the diagonal."""
 SIDES = {"left": "left_basis", "right": "right_basis"}
 
 
@@ -76,10 +78,8 @@ def _into_covariances(group: Group, gradient: Tensor, state: State) -> None:
     beta2 = group["betas"][1]
     rounded = gradient.bfloat16() if group["precision"] == "bf16" else gradient
     for side, rows in (("left", rounded), ("right", rounded.mT)):
-        if side in state and rounded is gradient:
-            state[side].baddbmm_(rows, rows.mT, beta=beta2, alpha=1 - beta2)
-        elif side in state:
-            state[side].mul_(beta2).add_(rows @ rows.mT, alpha=1 - beta2)
+        if side in state:
+            into_lower(state[side], rows, beta2)
 
 
 def _refresh(group: Group, moment: Tensor, state: State) -> None:
@@ -92,7 +92,7 @@ def _refresh(group: Group, moment: Tensor, state: State) -> None:
 def _new_bases(group: Group, moment: Tensor, state: State) -> dict[str, Refreshed]:
     bases = {side: state[name].to(moment.dtype) for side, name in SIDES.items() if name in state}
     if group["source"] == "second":
-        return {side: refreshed(state[side], basis) for side, basis in bases.items()}
+        return {side: refreshed(symmetric(state[side]), basis) for side, basis in bases.items()}
     if len(bases) == 2:
         return dict(zip(SIDES, refreshed_pair(moment, bases["left"], bases["right"]), strict=True))
     return {
