@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -94,13 +95,14 @@ class Processes:
         self._count = config.pipeline.stages * config.replicas.count
         (folder / "ranks").mkdir(exist_ok=True)
         environment = self._environment()
+        self._ended: set[int] = set()
         self._all = [self._start(rank, environment) for rank in range(self._count)]
 
     def watch(self) -> None:
         """Wait for all; when one fails, end the others and say which failed first and why."""
         previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while any(process.poll() is None for process in self._all):
+            while self._running():
                 if any(process.returncode for process in self._all):
                     self._end()
                     raise self._failure()
@@ -111,6 +113,10 @@ class Processes:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _running(self) -> bool:
+        """Whether any process still runs; asks them all, because only asking tells a failed one's exit code."""
+        return None in [process.poll() for process in self._all]
 
     def _start(self, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "freerun.worker", str(self._folder / "config.toml"), str(self._folder)]
@@ -150,20 +156,19 @@ class Processes:
     def _end(self) -> None:
         """Give the processes a moment to end by themselves, then end them."""
         deadline = time.monotonic() + GRACE
-        for process in self._all:
-            if process.poll() is None and any(other.returncode for other in self._all):
-                try:
+        for rank, process in enumerate(self._all):
+            if any(other.returncode for other in self._all):
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, min(deadline - time.monotonic(), 1.0)))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-        for process in self._all:
             if process.poll() is None:
+                self._ended.add(rank)
                 process.kill()
-            process.wait()
+                process.wait()
 
     def _failure(self) -> FreerunError:
         """The error of the process that failed by itself rather than because another one was gone."""
-        failed = [(rank, process.returncode) for rank, process in enumerate(self._all) if process.returncode]
+        codes = [(rank, process.returncode) for rank, process in enumerate(self._all)]
+        failed = [(rank, code) for rank, code in codes if code and rank not in self._ended]
         gone_peer = 3  # PeerError.exit_code
         killed = -int(signal.SIGKILL)
         rank, code = min(failed, key=lambda one: (one[1] == gone_peer, one[1] == killed, one[0]))
