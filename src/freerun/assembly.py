@@ -73,6 +73,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, device: torch.device, s
         max_versions(pipeline.schedule, weight_policy(config), *shape[1:], pipeline.slack),
         in_flight=depth,
         overwrite=overwrite,
+        delay=delay,
         remember=lambda version: saves.within(version, delay),
     )
     strategy = build_strategy(config, fabric, flat, module)

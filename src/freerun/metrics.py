@@ -36,10 +36,10 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line, each flushed; rows from beyond the point of resuming are dropped."""
+    """One JSON object a line, each flushed; rows of what a resumed run does once more are dropped."""
 
     def __init__(self, path: Path, from_update: int) -> None:
-        kept = [line for line in _lines(path) if _update_of(line) <= from_update] if from_update else []
+        kept = [line for line in _lines(path) if _is_past(line, from_update)] if from_update else []
         write_text(path, "".join(line + "\n" for line in kept))
         self._file: TextIO = path.open("a", buffering=1)
 
@@ -218,11 +218,13 @@ def describe(row: Row) -> str:
     return f"{loss}{row['tokens_per_second']:,.0f} tokens/s  {row['memory_mib']:,.0f} MiB"
 
 
-def _update_of(line: str) -> float:
+def _is_past(line: str, from_update: int) -> bool:
+    """Whether a row stays when the run goes on from an update, the evaluation of which is then repeated."""
     try:
-        return float(json.loads(line)["update"])
+        row = json.loads(line)
     except json.JSONDecodeError:  # the process was killed while it wrote
-        return float("inf")
+        return False
+    return bool(row["update"] < from_update or (row["update"] == from_update and "eval_loss" not in row))
 
 
 def _lines(path: Path) -> list[str]:

@@ -48,11 +48,11 @@ class Saves:
         return version == self.end or (self._every > 0 and version % self._every == 0)
 
     def within(self, version: int, delay: int) -> bool:
-        """Whether a version is among the last `delay` before one that is saved, or one that may yet be."""
+        """Whether a version is among the last `delay` before one that is saved in the midst of training, or may be."""
         if self.asked:
             return True
         following = -(-version // self._every) * self._every if self._every else self.end
-        return min(following, self.end) - delay <= version
+        return following < self.end and following - delay <= version
 
     def made(self, version: int, ended: bool) -> None:
         """A version has been made: see whether the run ends here, or is to end early, and where."""

@@ -18,6 +18,7 @@ def state_of(executor: Executor, versions: range, fingerprint: str) -> Steps[Tre
     strategy = yield from executor.strategy.state_dict()
     return {
         "fingerprint": fingerprint,
+        "ended": executor.strategy.ended(executor.versions.newest),
         "weights": executor.flat.weights,
         "layout": [[part.name, list(part.shape), part.start, part.end] for part in executor.flat.slices],
         "versions": {version: executor.versions.read(version) for version in versions},

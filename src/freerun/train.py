@@ -12,12 +12,13 @@ from freerun import checkpoint, summary
 from freerun.assembly import assemble, oldest_version
 from freerun.config import Config
 from freerun.data import Data
+from freerun.errors import ConfigError
 from freerun.evaluation import Evaluations
 from freerun.mesh import Fabric, collect
 from freerun.metrics import Reporter, sinks
 from freerun.pipeline.executor import Executor
-from freerun.pipeline.program import Evaluate, Mark, Step, elastic, program
-from freerun.pipeline.schedule import Backward, Forward, Update, resumed, versions_needed
+from freerun.pipeline.program import Discard, Evaluate, Mark, Step, elastic, program
+from freerun.pipeline.schedule import Backward, Forward, Update, in_flight, resumed, versions_needed
 from freerun.replicas.base import refuse_unequal_start
 from freerun.saving import Saves
 from freerun.state import load_state, state_of
@@ -46,13 +47,21 @@ def train(run: Run) -> Steps[summary.Summary | None]:
     start = yield from starting_update(run)
     executor = assemble(run.config, run.fabric, run.data, run.device, run.saves, start)
     if start:
-        load_state(executor, checkpoint.load(run.folder / "checkpoints", start, run.fabric.place), run.data.fingerprint)
+        state = checkpoint.load(run.folder / "checkpoints", start, run.fabric.place)
+        if state["ended"] and oldest_version(run.config, 0, start) < start:
+            raise ConfigError(
+                f"training.updates is {run.config.training.updates}, but the run ended after {start} and its pipeline "
+                "has run empty; start anew, or stop runs that are to go on with Ctrl-C or SIGTERM."
+            )
+        load_state(executor, state, run.data.fingerprint)
     evaluations = Evaluations(run.config, run.fabric, executor)
     reporter = Reporter(
         run.config, sinks(run.config, run.folder, start, run.fabric.place), start, executor.microbatches_done
     )
     if not start:
         yield from refuse_unequal_start(run.fabric.side, executor.flat.weights)
+    if evaluations.due(start, run.saves.end):
+        yield from evaluations.keep(start)
     tracer = run.tracer
     tracer.restart()
     yield from executor.start(oldest_version(run.config, 0, start))
@@ -70,6 +79,8 @@ def train(run: Run) -> Steps[summary.Summary | None]:
             case Evaluate():
                 with reporter.aside():
                     yield from traced(evaluations.run(step.version), tracer, "evaluate", version=step.version)
+            case Discard():
+                yield from executor.discard()
             case Mark():
                 yield from marked(run, step.version, executor, evaluations, reporter)
     for evaluation in (yield from evaluations.arrived(all_of_them=True)):
@@ -87,6 +98,10 @@ def steps(run: Run, start: int, executor: Executor, evaluations: Evaluations) ->
 
     def stop(version: int) -> bool:
         return version >= run.saves.end
+
+    def surplus(version: int) -> range:
+        own, before = (forwards_done(run.config, stage, version) for stage in (place.stage, max(place.stage - 1, 0)))
+        return range(own, before)
 
     if run.config.replicas.elastic:
         return elastic(
@@ -113,7 +128,15 @@ def steps(run: Run, start: int, executor: Executor, evaluations: Evaluations) ->
         start=start,
         due=due,
         stop=stop,
+        surplus=surplus,
     )
+
+
+def forwards_done(config: Config, stage: int, version: int) -> int:
+    """How many forwards a stage has done when it has just made a version."""
+    pipeline, updates = config.pipeline, config.training.updates
+    mesh = (pipeline.schedule, stage, pipeline.stages, pipeline.microbatches, updates, pipeline.slack)
+    return version * pipeline.microbatches + len(in_flight(*mesh, after_update=version))
 
 
 def marked(run: Run, version: int, executor: Executor, evaluations: Evaluations, reporter: Reporter) -> Steps[None]:

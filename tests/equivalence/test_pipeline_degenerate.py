@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from helpers.plain_pipeline import adamw, rate, whole_model
-from helpers.runs import changed, replay, tiny, weights_of
 
 from freerun.data import build
+from helpers.plain_pipeline import adamw, rate, whole_model
+from helpers.runs import changed, replay, tiny, weights_of
 
 
 def hand_written_loop(config):
@@ -141,4 +141,4 @@ def test_the_summary_counts_delays_and_versions_as_the_schedule_says(tokens, tmp
 def test_latest_keeps_one_version(tokens, tmp_path):
     stages = replay(tiny(tokens, pipeline__stages=3, pipeline__weights="latest"), tmp_path)["stages"]
     assert [stage["versions_kept"] for stage in stages] == [1, 1, 1]
-    assert [stage["delay_histogram"] for stage in stages][0] == {"0": 1, "1": 1, "2": 6}
+    assert stages[0]["delay_histogram"] == {"0": 1, "1": 1, "2": 6}

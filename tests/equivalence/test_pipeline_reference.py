@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from helpers.plain_pipeline import plain_pipeline
 from helpers.runs import changed, replay, tiny, weights_of
 

@@ -55,7 +55,7 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        return self.total / max(self.tokens, 1)
+        return self.total / self.tokens
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Executor:
         self.flat.gradient.zero_()
         if self.strategy.ended(action.update + 1):
             yield from self.strategy.finish()
-        if len(self.norms):
+        if len(self.norms) and math.isfinite(stepper.last_norm):  # a skipped update must not clip others to nothing
             self.norms[self.place.stage] = stepper.last_norm**2
         self.policy.publish(self.versions, action.update + 1)
         if self.links.tied_owner:
@@ -157,7 +157,7 @@ class Executor:
         """The mean loss over the tokens of the update just done, in the last stage, which alone knows it."""
         if not self.place.last:
             return None
-        loss = self.losses.mean
+        loss = self.losses.mean if self.losses.tokens else None
         self.losses.total, self.losses.tokens = 0.0, 0
         return loss
 
@@ -187,9 +187,17 @@ class Executor:
                 tokens += int((labels != -100).sum())
         return [total, float(tokens)]
 
+    def discard(self) -> Steps[None]:
+        """Take in a microbatch and let it be."""
+        assert self.links.activations_in
+        message, _ = yield from self.links.activations_in.receive()
+        self.links.activations_in.reuse(message)
+
     def close(self, newest: int) -> Steps[None]:
         """Leave every link with nothing under way."""
         links = self.links
+        if not self.strategy.ended(newest):  # an early end, after which others must not wait for a round to go on
+            yield from self.strategy.finish()
         if links.activations_out:
             yield from links.activations_out.close()
         if links.gradients_out:

@@ -23,7 +23,14 @@ class Mark:
     version: int
 
 
-Step = Action | Evaluate | Mark
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Take in a microbatch that the stage before has sent, though the run ends before it is needed here."""
+
+    microbatch: int
+
+
+Step = Action | Evaluate | Mark | Discard
 
 
 def elastic(
@@ -40,6 +47,8 @@ def elastic(
     Unlike every other stream of actions this one depends on the clock.
     """
     update, microbatch = start, first_microbatch
+    if due(start):
+        yield Evaluate(start)
     while not ended(update):
         yield Forward(microbatch, update)
         yield Backward(microbatch, update)
@@ -63,18 +72,24 @@ def program(
     due: Callable[[int], bool],
     start: int,
     stop: Callable[[int], bool],
+    surplus: Callable[[int], range],
 ) -> Iterator[Step]:
     """The actions, a Mark after every update, and an Evaluate for each version that is `due`.
 
     The first stage evaluates version v before forward v·M + first_lag, the first one that it runs on v. Every stage
     does it before the same forward, so activations of training and of evaluation keep one order on every link, and no
-    stage stops for it. `stop` is asked after every update; when it says so the stream ends there.
+    stage stops for it. `stop` is asked after every update; when it says so the stream ends there, but for the
+    `surplus` of that version: microbatches that the stage before has sent by then.
     """
     waiting: deque[int] = deque([start] if due(start) else [])
+
+    def evaluations_before(microbatch: int) -> Iterator[Step]:
+        while waiting and waiting[0] * microbatches + first_lag <= microbatch:
+            yield Evaluate(waiting.popleft())
+
     for action in actions:
         if isinstance(action, Forward):
-            while waiting and waiting[0] * microbatches + first_lag <= action.microbatch:
-                yield Evaluate(waiting.popleft())
+            yield from evaluations_before(action.microbatch)
         yield action
         if isinstance(action, Update):
             version = action.update + 1
@@ -82,6 +97,9 @@ def program(
             if due(version):
                 waiting.append(version)
             if stop(version):
+                for microbatch in surplus(version):
+                    yield from evaluations_before(microbatch)
+                    yield Discard(microbatch)
                 break
     for version in waiting:
         yield Evaluate(version)

@@ -21,7 +21,7 @@ class WeightVersions:
 
     `overwrite` is the weight policy `latest`: the single version changes under forwards that are in flight, and their
     backward reads what is there by then. `remember` says of which versions it then keeps the bare weights, for a
-    checkpoint whose resumed run must repeat forwards that saw them.
+    checkpoint whose resumed run must repeat forwards that saw them; these are at most `delay` versions old.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class WeightVersions:
         *,
         in_flight: int,
         overwrite: bool = False,
+        delay: int = 0,
         remember: Callable[[int], bool] = lambda version: False,
     ) -> None:
         self.newest = 0
@@ -40,13 +41,16 @@ class WeightVersions:
         self._flat = flat
         self._overwrite = overwrite
         self._remember = remember
+        self._delay = delay
         self._remembered: dict[int, Tensor] = {}
         self._users = [0] * capacity
         copies = dtype != torch.float32 or capacity > 1 or (overwrite and in_flight > 1)
         self._slots = [_Slot(module, flat, dtype) for _ in range(capacity)] if copies else [_Master(module)]
         self._inside = [0] * capacity
-        self.bytes = flat.weights.nbytes + sum(slot.bytes for slot in self._slots)
+        self._slot_bytes = flat.weights.nbytes + sum(slot.bytes for slot in self._slots)
+        self.bytes = self._slot_bytes
         self.write(0, flat.weights)
+        self._keep(0, flat.weights)
 
     def acquire(self, version: int) -> nn.Module:
         """The module to run a forward of this version on; held until released."""
@@ -60,7 +64,7 @@ class WeightVersions:
     def settle(self) -> None:
         """Before a backward under `latest`: have the newest version in place even if a repeated forward was last."""
         if self._overwrite and self._inside[0] != self.newest:
-            self.write(self.newest, self._flat.weights)
+            self.write(self.newest, self._remembered[self.newest])
 
     def on_gradient(self, done: Callable[[str], None]) -> None:
         """Call `done` with a parameter's name whenever a microbatch has been added to its gradient."""
@@ -83,10 +87,7 @@ class WeightVersions:
             raise RuntimeError(f"version {version} would overwrite weights that a backward still needs")
         self.newest = version
         self.write(version, weights)
-        if self._overwrite and self._remember(version):
-            self._remembered[version] = weights.clone()
-        else:
-            self._remembered.clear()
+        self._keep(version, weights)
 
     def write(self, version: int, weights: Tensor) -> None:
         """Fill a version's slot."""
@@ -115,6 +116,16 @@ class WeightVersions:
     def modules(self) -> Iterable[nn.Module]:
         """The module of every slot."""
         return (slot.module for slot in self._slots)
+
+    def _keep(self, version: int, weights: Tensor) -> None:
+        """Remember a version that is newest now, and forget those that no forward in flight has seen."""
+        if not (self._overwrite and self._remember(version)):
+            self._remembered.clear()
+            return
+        self._remembered[version] = weights.clone()
+        for old in [old for old in self._remembered if old < version - self._delay]:
+            del self._remembered[old]
+        self.bytes = max(self.bytes, self._slot_bytes + weights.nbytes * len(self._remembered))
 
     def _slot(self, version: int) -> int:
         return version % len(self._slots)
