@@ -1,0 +1,70 @@
+"""The study of delay: its screening equals the replay, its runs can all be read, its results say what happened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from studies.delay import outcome, plan  # noqa: E402
+from studies.delay.screening import Screening  # noqa: E402
+
+from freerun import config_files  # noqa: E402
+from freerun.simulate.replay import simulate  # noqa: E402
+
+SMALL = {
+    "model.layers": "2",
+    "model.width": "16",
+    "model.heads": "2",
+    "model.context": "16",
+    "training.sequences": "2",
+    "training.updates": "24",
+    "data.max_documents": "5",
+    "optimizer.warmup": "4",
+    "run.log_every": "1",
+    "run.trace_updates": "0",
+}
+
+
+def config(tmp_path: Path, settings: dict[str, str]):
+    text = {**SMALL, "data.cache": str(tmp_path / "cache"), **settings}
+    return config_files.read(str(ROOT / "studies/delay/workload.toml"), list(text.items()))
+
+
+@pytest.mark.parametrize(("method", "stages"), [("adamw", 8), ("rotation", 8), ("graded", 8), ("graded", 1)])
+def test_screening_is_the_replay_but_for_rounding(tmp_path: Path, method: str, stages: int) -> None:
+    settings = {**plan.METHODS[method], "pipeline.stages": str(stages), "optimizer.lr": "1e-3"}
+    screened = Screening(config(tmp_path, settings)).run()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    simulate(config(tmp_path, settings), folder)
+    replayed = [row["loss"] for row in outcome.losses(folder)]
+    assert screened == pytest.approx(replayed, rel=1e-4)
+
+
+def test_every_run_of_the_plan_is_a_config_and_has_a_name_of_its_own() -> None:
+    runs = [run for section in (*plan.SECTIONS.values(), plan.quick) for run in section()]
+    assert len({run.name for run in runs}) == len(runs)
+    for run in runs:
+        config_files.read(str(ROOT / "studies/delay/workload.toml"), list(run.overrides().items()))
+
+
+def test_the_crossing_is_where_the_mean_of_fifty_updates_falls_below_the_target(tmp_path: Path) -> None:
+    values = [3.0] * 6 + [1.0] * 10
+    lines = [json.dumps({"update": 10 * (i + 1), "loss": value, "seconds": i}) for i, value in enumerate(values)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"update": 170, "lo']))
+    result = outcome.outcome(tmp_path, "finished")
+    assert result["crossing"] == 100  # four of five rows at 1.0: 1.4; three: 1.8, which is not below
+    assert result["loss"] == 1.0
+
+
+def test_a_run_without_hope_counts_as_diverged() -> None:
+    assert outcome.diverged([(310, 6.5)])
+    assert outcome.diverged([(60, float("nan"))])
+    assert not outcome.diverged([(200, 6.5)])
+    assert not outcome.diverged([])
