@@ -26,7 +26,8 @@ from freerun.model.loss import token_loss
 from freerun.model.stage import build_stage
 from freerun.optim.adam_rule import AdamRule
 from freerun.optim.rates import rate
-from freerun.optim.rotated_update import start, update_blocks
+from freerun.optim.rotated_update import _into_covariances, _refresh, start
+from freerun.optim.rotation import rotate, rotate_back, temper, without_roundoff
 from freerun.weights.flat import FlatParameters
 
 HOPELESS = 6.0
@@ -41,8 +42,14 @@ class Trial:
     """Exponent p for what is not rotated; None means the config's."""
     profile: Callable[[int, int], float] | None = None
     """(τ, P) → factor on the learning rate, instead of the config's."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Set on the group of rotated matrices."""
+    profile_now: Callable[[int, int, float], float] | None = None
+    """(τ, P, share of the run that is done) → the same factor, where it changes during the run."""
+    direction: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    """(M̃, G̃, D, τ) → step in rotated coordinates for a rate of 1, instead of the tempered N/D."""
+    covariance_decay: float | None = None
+    """β of L and R, if it differs from β2."""
+    ahead: float = 0.0
+    """Forwards see w + ahead · τ · (last step)."""
     until: float = 0.0
     """Stop once the loss, smoothed over 50 updates, is below this."""
     stop_at: int = 0
@@ -83,7 +90,7 @@ class Screening:
         self.stages = [_stage(part.name, stage_of, config.pipeline.stages) for part in self.used.slices]
         self.kinds = [kind(name, parameter) for name, parameter in self.model.named_parameters()]
         self.spans = _spans(self.stages, self.used.slices)
-        self.history: deque[Tensor] = deque([self.weights.clone()], maxlen=config.pipeline.stages)
+        self.history: deque[Tensor] = deque([self.weights.clone()], maxlen=config.pipeline.stages + 1)
         self.stacks = self._stacks(stack)
         self.first = torch.zeros_like(self.weights)
         self.second = torch.zeros_like(self.weights)
@@ -99,20 +106,23 @@ class Screening:
             self.update(update)
             self.seconds["model"] += between - before
             self.seconds["optimizer"] += time.thread_time() - between
-            smooth = sum(self.losses[-50:]) / len(self.losses[-50:])
-            if (
-                not math.isfinite(smooth)
-                or (update > 300 and smooth > 6)
-                or (update > 50 and smooth < self.trial.until)
-            ):
+            if self.over():
                 break
         return self.losses
+
+    def over(self) -> bool:
+        """Whether the run has diverged, or reached what it was for."""
+        if len(self.losses) < 50:
+            return False
+        smooth = sum(self.losses[-50:]) / 50
+        hopeless = len(self.losses) > 300 and smooth > HOPELESS
+        return hopeless or not math.isfinite(smooth) or smooth < self.trial.until
 
     def gradient(self, update: int) -> float:
         """Forward and backward on what each stage saw; leaves the gradient in self.used.gradient."""
         for stage, place in self.spans.items():
             delay = self.config.pipeline.stages - 1 - stage
-            self.used.weights[place] = self.seen(min(delay, len(self.history) - 1), place)
+            self.used.weights[place] = self.seen(min(delay, update), place)
         self.used.gradient.zero_()
         batch = self.data.train.get(update)
         loss = token_loss(self.model(batch.tokens), batch.labels) / self.data.train.valid(update)
@@ -121,7 +131,10 @@ class Screening:
 
     def seen(self, age: int, place: slice) -> Tensor:
         """The weights that a forward sees whose gradient will be `age` updates old."""
-        return self.history[-1 - age][place]
+        then = self.history[-1 - age][place]
+        if not self.trial.ahead or len(self.history) < age + 2:
+            return then
+        return then + self.trial.ahead * age * (then - self.history[-2 - age][place])
 
     @torch.no_grad()
     def update(self, update: int) -> None:
@@ -149,25 +162,39 @@ class Screening:
         self.history.append(self.weights.clone())
 
     def rotated(self, stack: _Stack, update: int) -> None:
-        """The rotated step of a stack of matrices."""
+        """The rotated step of a stack of matrices: what update_blocks does, with the direction open to change."""
         optimizer = self.config.optimizer
         rotation = optimizer.rotation
-        group = {
-            "betas": optimizer.betas,
-            "precision": rotation.precision,
-            "source": rotation.source,
-            "geometry": rotation.geometry,
-            "tempering": rotation.tempering,
-            **self.trial.settings,
-        }
-        gradient = stack.gather(self.used.gradient)
-        if not stack.state:
-            stack.state = start(group, gradient)
+        group = {"precision": "fp32", "source": rotation.source, "geometry": rotation.geometry}
+        gradient, state = stack.gather(self.used.gradient), stack.state
+        if not state:
+            state.update(start(group, gradient))
         rule = AdamRule(update + 1, *optimizer.betas, optimizer.eps, *self.shares(update + 1))
-        refresh = update > 0 and (update + 1) % rotation.interval == 0
-        steps = update_blocks(group, rule, refresh, gradient, stack.state)
-        lr = torch.tensor([self.rate_of(update, int(delay), "matrix") for delay in stack.delays])
-        stack.add_to(self.weights, steps * lr[:, None, None], 1 - lr * optimizer.weight_decay)
+        beta = self.trial.covariance_decay or optimizer.betas[1]
+        _into_covariances({**group, "betas": (0.0, beta)}, gradient, state)
+        bases = [state.get("left_basis"), state.get("right_basis")]
+        if update > 0 and (update + 1) % rotation.interval == 0:
+            moment = rotate_back(state["momentum"], *bases)
+            _refresh(group, moment.lerp(gradient, 1 - rule.beta1), state)
+            bases = [state.get("left_basis"), state.get("right_basis")]
+            state["momentum"] = rotate(moment, *bases)
+        turned = rotate(gradient, *bases)
+        if update == 0:
+            turned = without_roundoff(turned)
+        rule.into_momentum(state["momentum"], turned)
+        rule.into_second(state["second"], turned)
+        denominator = rule.denominator(state["second"])
+        if self.trial.direction:
+            step = self.trial.direction(state["momentum"], turned, denominator, stack.delays)
+        else:
+            numerator, factor = rule.numerator(state["momentum"], turned)
+            step = numerator * factor / denominator
+            if rotation.tempering:
+                step = temper(step, denominator, rotation.tempering)
+        rates = torch.tensor([self.rate_of(update, int(delay), "matrix") for delay in stack.delays])
+        stack.add_to(
+            self.weights, rotate_back(step, *bases) * -rates[:, None, None], 1 - rates * optimizer.weight_decay
+        )
 
     def shares(self, step: int) -> tuple[float, float]:
         """Weights of the momentum and of the newest gradient in a step of rate 1."""
@@ -181,6 +208,10 @@ class Screening:
         """The learning rate of an update at a stage, for a kind of parameter."""
         optimizer, updates = self.config.optimizer, self.config.training.updates
         now = min(delay, update)
+        if self.trial.profile_now:
+            return rate(optimizer, update, updates, 0) * self.trial.profile_now(
+                now, self.config.pipeline.stages, update / updates
+            )
         if self.trial.profile:
             return rate(optimizer, update, updates, 0) * self.trial.profile(now, self.config.pipeline.stages)
         if what != "matrix" and self.trial.others_power is not None:
