@@ -33,13 +33,14 @@ def refresh_interval(
     return 1 / _clamped(high * (counted + 1))
 
 
-def due(step: int, interval: float, phase: float = 0.0) -> bool:
-    """Whether update number `step` (from 1) refreshes. With phase 0: the first, and each multiple of the interval."""
-    return step == 1 or math.floor((step + phase) / interval) > math.floor((step - 1 + phase) / interval)
+def due(step: int, interval: float, phase: int = 0) -> bool:
+    """Whether update number `step` (from 1) refreshes: the first, and phase + each multiple of the interval.
 
-
-def _clamped(refreshes_per_update: float) -> float:
-    return min(max(refreshes_per_update, 1 / SLOWEST), 1.0)
+    No phase makes a refresh come earlier than the interval says. A second moment that has seen only two or three
+    gradients has coordinates that are zero by chance, and momentum turned into one of them would be a huge step.
+    """
+    counted = step - phase
+    return step == 1 or (counted >= interval and math.floor(counted / interval) > math.floor((counted - 1) / interval))
 
 
 def turns(costs: Sequence[float], interval: float) -> list[int]:
@@ -53,3 +54,7 @@ def turns(costs: Sequence[float], interval: float) -> list[int]:
         phases[index] = loads.index(min(loads))
         loads[phases[index]] += costs[index]
     return phases
+
+
+def _clamped(refreshes_per_update: float) -> float:
+    return min(max(refreshes_per_update, 1 / SLOWEST), 1.0)
