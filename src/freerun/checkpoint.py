@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,22 @@ def prune(folder: Path, place: Place, everyone: list[Place], keep: int) -> None:
         return
     for update in parts(folder, place):
         if update < have[-keep]:
-            stem = _folder(folder, update) / _stem(place)
-            stem.with_suffix(".json").unlink()  # first, so that the part stops counting as whole
-            stem.with_suffix(".safetensors").unlink()
-            if not any(stem.parent.iterdir()):
-                shutil.rmtree(stem.parent, ignore_errors=True)
+            _remove(folder, update, place)
+            with suppress(OSError):  # others still have parts in it, or have removed it
+                _folder(folder, update).rmdir()
+
+
+def drop_after(folder: Path, place: Place, update: int) -> None:
+    """Remove this process's parts of newer checkpoints: a run that goes on from `update` will make them anew."""
+    for newer in parts(folder, place):
+        if newer > update:
+            _remove(folder, newer, place)
+
+
+def _remove(folder: Path, update: int, place: Place) -> None:
+    stem = _folder(folder, update) / _stem(place)
+    stem.with_suffix(".json").unlink()  # first, so that the part stops counting as whole
+    stem.with_suffix(".safetensors").unlink()
 
 
 def _folder(folder: Path, update: int) -> Path:

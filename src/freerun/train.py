@@ -179,7 +179,9 @@ def starting_update(run: Run) -> Steps[int]:
     everyone = summary.everyone(run.config)
     board.put(f"parts/{place.rank}", checkpoint.parts(run.folder / "checkpoints", place))
     have = yield from collect(board, "parts", everyone)
-    return checkpoint.newest(run.folder / "checkpoints", have)
+    start = checkpoint.newest(run.folder / "checkpoints", have)
+    checkpoint.drop_after(run.folder / "checkpoints", place, start)
+    return start
 
 
 def finished(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FROM_SCRATCH = multiprocessing.get_context("forkserver")
-FROM_SCRATCH.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
+FROM_SCRATCH.set_forkserver_preload(["torch.distributed", "torch._dynamo", "freerun.worker"])
 
 
 def spawn(

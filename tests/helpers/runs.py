@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -92,30 +93,58 @@ def changed(config: Config, **settings: Any) -> Config:
     return config
 
 
-def in_processes(config: Config, folder: Path, limit: float = LIMIT) -> Summary:
-    """A real process per place of the mesh, each doing a worker's work; the summary."""
+@dataclass
+class Workers:
+    """A process per place of a mesh."""
+
+    pids: list[int] = field(default_factory=list)
+    pipes: list[Connection] = field(default_factory=list)
+
+    def logged(self, folder: Path, updates: int) -> bool:
+        """Whether the run has logged so many updates; raises what a process has failed with."""
+        for pipe in self.pipes:
+            if pipe.poll() and not (outcome := pickle.loads(pipe.recv_bytes()))[0]:
+                raise AssertionError(outcome[1])
+        return updates_logged(folder) >= updates
+
+    def summary(self, limit: float = LIMIT) -> Summary:
+        """What the one that speaks for the run gives when all are done."""
+        summaries = _results(self.pipes, time.monotonic() + limit, limit, ())
+        found: Summary = next(summary for summary in summaries if summary is not None)
+        return found
+
+
+@contextmanager
+def workers(config: Config, folder: Path, ranks: Sequence[int] | None = None) -> Iterator[Workers]:
+    """Real processes, each doing a worker's work; gone afterwards. `ranks` leaves some of them out."""
     folder.mkdir(parents=True, exist_ok=True)
     count = config.pipeline.stages * config.replicas.count
     port = free_port()
-    children, pipes = [], []
+    children = []
+    started = Workers()
     try:
-        for rank in range(count):
+        for rank in range(count) if ranks is None else ranks:
             ours, theirs = FROM_SCRATCH.Pipe(duplex=False)
             child = FROM_SCRATCH.Process(target=_worker, args=(theirs, config, folder, rank, count, port), daemon=True)
             child.start()
             theirs.close()
             children.append(child)
-            pipes.append(ours)
-        summaries = _results(pipes, time.monotonic() + limit, limit, ())
+            started.pipes.append(ours)
+            started.pids.append(child.pid)
+        yield started
     finally:
         for child in children:
             child.kill()
             child.join()
-    return next(summary for summary in summaries if summary is not None)
+
+
+def in_processes(config: Config, folder: Path, limit: float = LIMIT) -> Summary:
+    """The run in real processes; its summary."""
+    with workers(config, folder) as started:
+        return started.summary(limit)
 
 
 def _worker(pipe: Connection, config: Config, folder: Path, rank: int, count: int, port: int) -> None:
-    import pickle
     import traceback
 
     os.environ.update(rendezvous(rank, count, port))
@@ -238,16 +267,9 @@ def wait_until(condition: Any, process: subprocess.Popen[str] | None = None, lim
 
 
 def updates_logged(folder: Path) -> int:
-    """The newest update in a run's metrics."""
+    """The newest update in a run's metrics, which log every one."""
     path = folder / "metrics.jsonl"
     return path.read_text().count('"loss"') if path.exists() else 0
-
-
-def copy_checkpoints(source: Path, target: Path, keep: Iterable[int]) -> None:
-    """Give another folder some of a run's checkpoints."""
-    for update in keep:
-        name = f"update-{update:08d}"
-        shutil.copytree(source / "checkpoints" / name, target / "checkpoints" / name)
 
 
 def _kill(pid: int) -> None:
@@ -255,8 +277,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def flat_settings(settings: Sequence[tuple[str, Any]]) -> list[str]:
-    """Settings as the command line takes them."""
-    return [word for key, value in settings for word in (f"--{key}", str(value))]
