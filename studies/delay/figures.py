@@ -33,7 +33,7 @@ def draw() -> None:
     matplotlib.rcParams.update({"figure.dpi": 130, "axes.spines.top": False, "axes.spines.right": False})
     results = load()
     for section, picture in (("final", draw_finals), ("slowdown", draw_slowdown), ("quick", draw_quick)):
-        if results[section]:
+        if section in results:
             picture(results[section], RESULTS / f"{section}.png")
     trials = [json.loads(path.read_text()) for path in sorted((RESULTS / "trials").glob("*.json"))]
     write_text(RESULTS / "tables.md", "\n".join([*tables(results), *trial_table(trials)]) + "\n")

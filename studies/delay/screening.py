@@ -46,6 +46,8 @@ class Trial:
     """(τ, P, share of the run that is done) → the same factor, where it changes during the run."""
     direction: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     """(M̃, G̃, D, τ) → step in rotated coordinates for a rate of 1, instead of the tempered N/D."""
+    others_damping: tuple[float, float] | None = None
+    """(c, r): what is not rotated is divided by 1 + c·τ·(D/rms)^r, element by element."""
     covariance_decay: float | None = None
     """β of L and R, if it differs from β2."""
     ahead: float = 0.0
@@ -156,9 +158,14 @@ class Screening:
             rule.into_momentum(self.first[place], gradient[place])
             rule.into_second(self.second[place], gradient[place])
             numerator, factor = rule.numerator(self.first[place], gradient[place])
+            denominator = rule.denominator(self.second[place])
+            if self.trial.others_damping:
+                c, r = self.trial.others_damping
+                delay = self.config.pipeline.stages - 1 - self.stages[index]
+                denominator *= 1 + c * delay * (denominator / denominator.square().mean().sqrt()) ** r
             decay = 0.0 if self.kinds[index] == "vector" else optimizer.weight_decay
             self.weights[place].mul_(1 - lr * decay)
-            self.weights[place].addcdiv_(numerator, rule.denominator(self.second[place]), value=-factor * lr)
+            self.weights[place].addcdiv_(numerator, denominator, value=-factor * lr)
         self.history.append(self.weights.clone())
 
     def rotated(self, stack: _Stack, update: int) -> None:
