@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freerun.errors import ConfigError
-from freerun.optim import AdamW, BasisRotation, DelayCompensated, Muon
+from freerun.optim import AdamW, BasisRotation, DelayCompensated, Muon, symmetric
 from freerun.optim.adam_rule import adam_update
 from freerun.optim.base import Slot
 from freerun.optim.blocks import block_shape, chunks, join, split
@@ -236,3 +236,21 @@ def test_only_matrices_can_be_rotated_or_orthogonalised_by_demand() -> None:
     ):
         with pytest.raises(ConfigError, match=r"shape \(3,\)"):
             optimizer.step()
+
+
+# Symmetric matrices
+
+
+@pytest.mark.parametrize("side", [5, 128, 300])
+def test_packed_products_are_the_symmetric_matrix(side: int) -> None:
+    first, then = random(2, side, 7), random(2, side, 7, seed=1)
+    packed = symmetric.zeros(2, side, like=first)
+    symmetric.take_product(packed, first, decay=0.0)
+    symmetric.take_product(packed, then, decay=0.75)
+    expected = 0.75 * first @ first.mT + 0.25 * then @ then.mT
+    torch.testing.assert_close(symmetric.unpacked(packed, side), expected)
+    torch.testing.assert_close(symmetric.lower_product(first).tril(), (first @ first.mT).tril())
+
+
+def test_packed_matrices_of_many_strips_take_little_more_than_half() -> None:
+    assert symmetric.zeros(1, 2048, like=random(1)).numel() < 0.54 * 2048**2

@@ -13,22 +13,21 @@ from freerun.optim.adam_rule import AdamRule
 from freerun.optim.base import Group
 from freerun.optim.rotation import (
     Refreshed,
-    into_lower,
     refreshed,
     refreshed_pair,
     rotate,
     rotate_back,
     singular_bases,
-    symmetric,
     take_columns,
     take_rows,
     temper,
     without_roundoff,
 )
+from freerun.optim.symmetric import take_product, unpacked, zeros
 
 State = dict[str, Tensor]
 TENSORS = ("momentum", "second", "left", "right", "left_basis", "right_basis")
-"""M̃, S, L, R, U and V, as far as the variant has them; L and R hold on and below the diagonal."""
+"""M̃, S, L, R, U and V, as far as the variant has them; L and R packed, see symmetric.py."""
 SIDES = {"left": "left_basis", "right": "right_basis"}
 
 
@@ -43,7 +42,7 @@ def start(group: Group, gradient: Tensor) -> State:
         if wanted[side]:
             state[SIDES[side]] = basis.to(stored).contiguous()
             if group["source"] == "second":
-                state[side] = torch.zeros_like(basis).contiguous()
+                state[side] = zeros(len(basis), basis.shape[-1], like=gradient)
     return state
 
 
@@ -77,9 +76,9 @@ def _bases(state: State) -> tuple[Tensor | None, Tensor | None]:
 def _into_covariances(group: Group, gradient: Tensor, state: State) -> None:
     beta2 = group["betas"][1]
     rounded = gradient.bfloat16() if group["precision"] == "bf16" else gradient
-    for side, rows in (("left", rounded), ("right", rounded.mT)):
+    for side, rows in (("left", rounded), ("right", rounded.mT.contiguous())):
         if side in state:
-            into_lower(state[side], rows, beta2)
+            take_product(state[side], rows, beta2)
 
 
 def _refresh(group: Group, moment: Tensor, state: State) -> None:
@@ -92,7 +91,7 @@ def _refresh(group: Group, moment: Tensor, state: State) -> None:
 def _new_bases(group: Group, moment: Tensor, state: State) -> dict[str, Refreshed]:
     bases = {side: state[name].to(moment.dtype) for side, name in SIDES.items() if name in state}
     if group["source"] == "second":
-        return {side: refreshed(symmetric(state[side]), basis) for side, basis in bases.items()}
+        return {side: refreshed(unpacked(state[side], len(basis[0])), basis) for side, basis in bases.items()}
     if len(bases) == 2:
         return dict(zip(SIDES, refreshed_pair(moment, bases["left"], bases["right"]), strict=True))
     return {

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STRIP = 128
-"""Columns of a symmetric product that are computed together."""
+from freerun.optim.symmetric import lower_product
 
 
 class Refreshed(NamedTuple):
@@ -31,24 +30,6 @@ def rotate(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
 def rotate_back(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """U X Vᵀ, computed in the bases' precision."""
     return rotate(matrix, None if left is None else left.mT, None if right is None else right.mT)
-
-
-def into_lower(target: Tensor, rows: Tensor, decay: float) -> None:
-    """target ← decay · target + (1 − decay) · X Xᵀ, in place and only where it is needed: on and below the diagonal.
-
-    The product is computed in the precision of X.
-    """
-    if rows.dtype != target.dtype:
-        target.mul_(decay).add_(rows @ rows.mT, alpha=1 - decay)
-        return
-    for start in range(0, rows.shape[-2], STRIP):
-        columns = rows[:, start : start + STRIP].mT
-        target[:, start:, start : start + STRIP].baddbmm_(rows[:, start:], columns, beta=decay, alpha=1 - decay)
-
-
-def symmetric(lower: Tensor) -> Tensor:
-    """The symmetric matrix that is known on and below its diagonal."""
-    return lower.tril() + lower.tril(-1).mT
 
 
 def singular_bases(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,8 +83,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
     takes fewer operations, and far less time on a GPU. By Householder reflections otherwise.
     """
     columns = matrix / matrix.abs().amax(dim=-2, keepdim=True).clamp_(min=torch.finfo(matrix.dtype).tiny)
-    products = torch.zeros_like(columns)
-    into_lower(products, columns.mT, decay=0.0)
+    products = lower_product(columns.mT)
     factor, failures = torch.linalg.cholesky_ex(products)
     # The factor's diagonal has the part of each column that lies outside the span of those before it.
     outside = factor.diagonal(dim1=-2, dim2=-1) / products.diagonal(dim1=-2, dim2=-1).sqrt()
