@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from freerun.config import DelayConfig, OptimizerConfig
 from freerun.errors import ConfigError
 from freerun.optim import AdamW, BasisRotation, DelayCompensated, Muon, symmetric
 from freerun.optim.adam_rule import adam_update
@@ -17,7 +18,9 @@ from freerun.optim.blocks import block_shape, chunks, join, split
 from freerun.optim.error_feedback import ErrorFeedback
 from freerun.optim.muon import orthogonalised
 from freerun.optim.rotation import orthonormal, singular_bases, temper, without_roundoff
+from freerun.optim.stepper import NamedParameter, StagePlace, Stepper
 from freerun.optim.velocity import MeanVelocity
+from freerun.registry import OPTIMIZERS, load
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -254,3 +257,22 @@ def test_packed_products_are_the_symmetric_matrix(side: int) -> None:
 
 def test_packed_matrices_of_many_strips_take_little_more_than_half() -> None:
     assert symmetric.zeros(1, 2048, like=random(1)).numel() < 0.54 * 2048**2
+
+
+# From the config
+
+
+def test_error_feedback_in_the_config_wraps_whatever_optimizer_is_chosen() -> None:
+    tensor = torch.nn.Parameter(random(4, 3, dtype=torch.float32))
+    config = OptimizerConfig(delay=DelayConfig(error_feedback=0.5))
+    stepper = Stepper(config, 10, StagePlace(0, 2, 1), [NamedParameter("w", "matrix", tensor)])
+    assert isinstance(stepper.optimizer, ErrorFeedback)
+    assert (stepper.optimizer.share, type(stepper.optimizer.inner)) == (0.5, AdamW)
+
+
+def test_momentum_by_delay_in_the_config_reaches_the_optimizer() -> None:
+    config = OptimizerConfig(delay=DelayConfig(momentum=True))
+    groups = [{"params": [torch.nn.Parameter(random(4, 3))], "names": ["w"], "kind": "matrix", "weight_decay": 0.0}]
+    for name in ("adamw", "nesterov", "delay-compensated", "muon", "basis-rotation"):
+        optimizer = load(OPTIMIZERS[name])([dict(group) for group in groups], config, 8, 4)
+        assert optimizer.param_groups[0]["betas"][0] == pytest.approx(0.945)

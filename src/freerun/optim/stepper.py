@@ -14,6 +14,7 @@ from freerun.config import OptimizerConfig
 from freerun.errors import NonFiniteError
 from freerun.groups import Group
 from freerun.optim.base import ProposingOptimizer, adapt
+from freerun.optim.error_feedback import ErrorFeedback
 from freerun.optim.param_groups import param_groups
 from freerun.optim.rates import rate
 from freerun.registry import OPTIMIZERS, load
@@ -59,6 +60,8 @@ class Stepper:
         groups = param_groups(named, lambda name, _: kinds[name], config)
         build: Callable[..., torch.optim.Optimizer] = load(OPTIMIZERS[config.name])
         self.optimizer: ProposingOptimizer = adapt(build(groups, config, place.stages, place.delay))
+        if config.delay.error_feedback:
+            self.optimizer = ErrorFeedback(self.optimizer, config.delay.error_feedback)
         self.others_norm2 = 0.0
         self.last_norm = 0.0
         self.last_rate = 0.0
