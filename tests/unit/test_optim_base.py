@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from freerun.errors import NonFiniteError
-from freerun.optim import AdamW, BasisRotation, DelayCompensated, Muon, NesterovAdamW, adapt
+from freerun.optim import AdamW, BasisRotation, DelayCompensated, ErrorFeedback, Muon, NesterovAdamW, adapt
 from freerun.optim.base import ProposingOptimizer
-from freerun.optim.error_feedback import ErrorFeedback
 
 SHAPES = [(4, 4), (4, 4), (3, 8), (5,), (1, 6), (6, 1)]
 COMBINED = {"betas": (0.99, 0.999), "fresh": 0.4, "tempering": 0.5, "bias_correction": False}

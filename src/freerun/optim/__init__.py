@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from freerun.optim.base import Adapted, ProposingOptimizer, adapt
     from freerun.optim.basis_rotation import BasisRotation
     from freerun.optim.delay_compensated import DelayCompensated
+    from freerun.optim.error_feedback import ErrorFeedback
     from freerun.optim.muon import Muon
     from freerun.optim.nesterov import NesterovAdamW
 
@@ -16,6 +17,7 @@ _HOMES = {
     "Adapted": "base",
     "BasisRotation": "basis_rotation",
     "DelayCompensated": "delay_compensated",
+    "ErrorFeedback": "error_feedback",
     "Muon": "muon",
     "NesterovAdamW": "nesterov",
     "ProposingOptimizer": "base",
@@ -27,6 +29,7 @@ __all__ = [
     "Adapted",
     "BasisRotation",
     "DelayCompensated",
+    "ErrorFeedback",
     "Muon",
     "NesterovAdamW",
     "ProposingOptimizer",

@@ -114,8 +114,14 @@ def _phase(group: Group, index: int, interval: float) -> int:
     """The turn of the group's parameter number `index`."""
     if not group["stagger"]:
         return 0
-    shapes = [p.shape if treats(group, "rotate", p) else (0,) for p in group["params"]]
-    return turns([p.numel() * sum(shape) for p, shape in zip(group["params"], shapes, strict=True)], interval)[index]
+    return turns([_refresh_cost(group, parameter) for parameter in group["params"]], interval)[index]
+
+
+def _refresh_cost(group: Group, parameter: Tensor) -> int:
+    """Roughly how a matrix compares with others."""
+    if not treats(group, "rotate", parameter):
+        return 0
+    return parameter.numel() * sum(block_shape(parameter.shape, group["block"]))
 
 
 def _one_of(name: str, given: str, choices: tuple[str, ...]) -> None:
