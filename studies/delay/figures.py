@@ -36,6 +36,8 @@ def draw() -> None:
         if section in results:
             picture(results[section], RESULTS / f"{section}.png")
     trials = [json.loads(path.read_text()) for path in sorted((RESULTS / "trials").glob("*.json"))]
+    if trials:
+        draw_trials(trials, RESULTS / "trials.png")
     write_text(RESULTS / "tables.md", "\n".join([*tables(results), *trial_table(trials)]) + "\n")
 
 
@@ -89,6 +91,25 @@ def draw_slowdown(results: Iterable[Result], path: Path) -> None:
     _finish(figure, path, "one seed; a point that is missing never got there")
 
 
+def draw_trials(trials: list[Result], path: Path) -> None:
+    """Updates to the target in every trial; an open bar did not get there."""
+    import matplotlib.pyplot as plt
+
+    ordered = sorted(trials, key=_how_good, reverse=True)
+    figure, panel = plt.subplots(figsize=(7, 0.6 + 0.2 * len(ordered)))
+    for place, trial in enumerate(ordered):
+        color = "#1f77b4" if trial["name"].startswith("sync") else "#d62728"
+        shape = {"color": color} if trial["crossing"] else {"fill": False, "edgecolor": color}
+        panel.barh(place, trial["crossing"] or trial["updates"], **shape)
+    panel.set_yticks(range(len(ordered)), [trial["name"] for trial in ordered], fontsize=7)
+    panel.set_xlabel(f"updates to a training loss of {TARGET}")
+    _finish(figure, path, "one seed; blue: without delay, red: P = 32; an open bar stopped above the target")
+
+
+def _how_good(trial: Result) -> tuple[float, float]:
+    return (trial["crossing"] or 10**6, trial["loss"])
+
+
 def _curves(panel: Any, results: list[Result]) -> None:
     labelled = set()
     for result in results:
@@ -134,7 +155,7 @@ def trial_table(trials: list[Result]) -> list[str]:
         return []
     lines = ["## Trials", "", "One seed, stopped at the target; see EXPERIMENTS.md for what they say.", ""]
     lines += [f"| trial | updates to {TARGET} | last loss | at update | settings |", "| --- | --- | --- | --- | --- |"]
-    for trial in sorted(trials, key=lambda t: (t["crossing"] or 10**6, t["loss"])):
+    for trial in sorted(trials, key=_how_good):
         loss = f"{trial['loss']:.3f}"
         cells = (trial["name"], trial["crossing"] or "–", loss, trial["updates"], f"`{trial['overrides']}`")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
