@@ -98,7 +98,9 @@ def per_update(turns: list[Turn], contender: Contender, skip: int) -> dict[str, 
     parts = {
         kind: statistics.median(
             (after[kind] - before[kind]) / 1e6 / every
-            for before, after in zip(contender.spent[skip:], contender.spent[skip + 1 : skip + len(turns)], strict=False)
+            for before, after in zip(
+                contender.spent[skip:], contender.spent[skip + 1 : skip + len(turns)], strict=False
+            )
         )
         for kind in KINDS
     }

@@ -218,10 +218,19 @@ class DistributedWait:
         try:
             self._work.wait(timedelta(seconds=self._limit))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0][:200]
-            raise PeerError(f"{self._what} failed within {self._limit:g} s: {reason}") from error
+            raise PeerError(_reason(self._what, error, self._limit)) from error
         self._over = True
         self._keep = None
+
+
+def _reason(what: str, error: RuntimeError, limit: float) -> str:
+    """What a failed operation means."""
+    text = str(error)
+    if "timed out" in text.lower():
+        return f"{what} took longer than run.time_limit, which is {limit:g} s"
+    if "by peer" in text or "Broken pipe" in text:
+        return f"{what} failed because that process is gone"
+    return f"{what} failed: {text.splitlines()[0][:200]}"
 
 
 class DistributedGroup:
@@ -269,7 +278,7 @@ class DistributedGroup:
         try:
             work = dist.isend(tensor, dst=self._ranks[to], group=self._process_group, tag=self._number)
         except RuntimeError as error:
-            raise PeerError(f"{what} failed: {str(error).splitlines()[0][:200]}") from error
+            raise PeerError(_reason(what, error, self._limit)) from error
         assert work is not None
         return DistributedWait(work, what, self._limit, tensor)
 
@@ -278,7 +287,7 @@ class DistributedGroup:
         try:
             work = dist.irecv(into, src=self._ranks[source], group=self._process_group, tag=self._number)
         except RuntimeError as error:
-            raise PeerError(f"{what} failed: {str(error).splitlines()[0][:200]}") from error
+            raise PeerError(_reason(what, error, self._limit)) from error
         assert work is not None
         return DistributedWait(work, what, self._limit, into)
 

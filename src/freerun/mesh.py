@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import Store, TCPStore
 
+from freerun.agreement import refuse_unequal
 from freerun.config import Config
 from freerun.errors import ConfigError, PeerError
 from freerun.groups import BACKENDS, OVER, DistributedGroup, Group, Solo
 from freerun.nccl import NcclCollectives
-from freerun.steps import Steps
+from freerun.steps import Steps, run
 
 
 @dataclass(frozen=True)
@@ -175,14 +176,15 @@ def join(config: Config, device: torch.device) -> Fabric:
     """Meet the other processes of the run (as torchrun or freerun's launcher started them) and make all groups."""
     limit = config.run.time_limit
     stages, replicas = config.pipeline.stages, config.replicas.count
-    store, rank, world = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
+    store, rank, world = _find_store(limit)
     if world != stages * replicas:
         raise ConfigError(
             f"{world} processes were started, but pipeline.stages {stages} × replicas.count {replicas} needs "
             f"{stages * replicas}; start that many (torchrun --nproc-per-node) or change the mesh."
         )
-    store.set_timeout(timedelta(seconds=limit))
+    board = StoreBoard(store, limit)
     _meet(store, rank, world, limit)
+    run(refuse_unequal(config, board, rank))
     dist.init_process_group(
         BACKENDS[device.type], store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
     )
@@ -203,7 +205,7 @@ def join(config: Config, device: torch.device) -> Fabric:
         make(rows, "norms"),
         make(columns, "replicas"),
         make(columns, "side"),
-        StoreBoard(store, limit),
+        board,
     )
 
 
@@ -219,6 +221,32 @@ def leave(fabric: Fabric) -> Steps[None]:
     if place.rank == 0:
         yield from collect(fabric.board, "bye", everyone)
     dist.destroy_process_group()
+
+
+def _find_store(limit: float) -> tuple[Store, int, int]:
+    """The run's key-value store, this rank and how many there are, as torchrun or freerun's launcher says.
+
+    Rank 0 holds the store unless torchrun does. Nobody waits here for ranks that are late: `_meet` names them.
+    """
+    unset = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if unset:
+        raise ConfigError(f"the environment variable {unset[0]} is not set; start the processes with torchrun.")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            host, port, is_master=holds, timeout=timedelta(seconds=limit), wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        if holds:
+            reason = str(error).splitlines()[0][:200]
+            raise ConfigError(f"MASTER_PORT is {port}, where rank 0 can't listen: {reason}") from error
+        raise PeerError(
+            f"rank 0 did not answer at {host}:{port} within {limit:g} s; start it, or set MASTER_ADDR and MASTER_PORT "
+            "to where it is"
+        ) from error
+    return store, rank, world
 
 
 def _meet(store: Store, rank: int, world: int, limit: float) -> None:

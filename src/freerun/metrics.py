@@ -36,10 +36,14 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line, each flushed; rows of what a resumed run does once more are dropped."""
+    """One JSON object a line, each flushed; rows of what a resumed run does once more are dropped.
 
-    def __init__(self, path: Path, from_update: int) -> None:
-        kept = [line for line in _lines(path) if _is_past(line, from_update)] if from_update else []
+    `evaluates` says whether that begins with the evaluation of the update from which it goes on.
+    """
+
+    def __init__(self, path: Path, from_update: int, evaluates: bool = False) -> None:
+        last = (from_update, not evaluates)
+        kept = [line for line in _lines(path) if _place(line) <= last] if from_update else []
         write_text(path, "".join(line + "\n" for line in kept))
         self._file: TextIO = path.open("a", buffering=1)
 
@@ -122,13 +126,13 @@ class Tracked:
         self._tracker.finish()
 
 
-def sinks(config: Config, folder: Path, from_update: int, place: Place) -> list[Sink]:
+def sinks(config: Config, folder: Path, from_update: int, place: Place, evaluates: bool) -> list[Sink]:
     """Where a process's rows go: only the one that speaks for the run writes more than a file of its own."""
     if not place.reports:
         (folder / "ranks").mkdir(exist_ok=True)
         return [JsonLines(folder / "ranks" / f"{place.rank}.jsonl", from_update)]
     updates = config.training.updates
-    chosen: list[Sink] = [JsonLines(folder / "metrics.jsonl", from_update), Terminal(updates, from_update)]
+    chosen: list[Sink] = [JsonLines(folder / "metrics.jsonl", from_update, evaluates), Terminal(updates, from_update)]
     if config.run.tensorboard and importlib.util.find_spec("tensorboard"):
         chosen.append(TensorBoard(folder / "tensorboard", from_update))
     for module in ("wandb", "trackio"):
@@ -218,13 +222,13 @@ def describe(row: Row) -> str:
     return f"{loss}{row['tokens_per_second']:,.0f} tokens/s  {row['memory_mib']:,.0f} MiB"
 
 
-def _is_past(line: str, from_update: int) -> bool:
-    """Whether a row stays when the run goes on from an update, the evaluation of which is then repeated."""
+def _place(line: str) -> tuple[float, bool]:
+    """Where a row belongs: an update, and then its evaluation."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError:  # the process was killed while it wrote
-        return False
-    return bool(row["update"] < from_update or (row["update"] == from_update and "eval_loss" not in row))
+        return (float("inf"), False)
+    return (row["update"], "eval_loss" in row)
 
 
 def _lines(path: Path) -> list[str]:

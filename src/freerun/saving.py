@@ -25,6 +25,7 @@ class Saves:
         # how many updates elastic accumulation takes is known only when it gets there
         self.end = sys.maxsize if config.replicas.elastic else config.training.updates
         self.stopped = False
+        self._updates = config.training.updates
         self._every = config.checkpoint.every
         self._place = place
         self._board = board
@@ -51,8 +52,8 @@ class Saves:
         """Whether a version is among the last `delay` before one that is saved in the midst of training, or may be."""
         if self.asked:
             return True
-        following = -(-version // self._every) * self._every if self._every else self.end
-        return following < self.end and following - delay <= version
+        saved = [self.end, -(-version // self._every) * self._every] if self._every else [self.end]
+        return any(point < self._updates and point - delay <= version for point in saved)
 
     def made(self, version: int, ended: bool) -> None:
         """A version has been made: see whether the run ends here, or is to end early, and where."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,49 +45,61 @@ class Run:
 
 def train(run: Run) -> Steps[summary.Summary | None]:
     """Train one stage of one replica; the process that speaks for the run returns the summary."""
+    if run.config.evaluation.microbatches:
+        run.data.evaluation.numbers(0)  # a lack of held-out data shows here, not when it is needed
     start = yield from starting_update(run)
     executor = assemble(run.config, run.fabric, run.data, run.device, run.saves, start)
-    if start:
-        state = checkpoint.load(run.folder / "checkpoints", start, run.fabric.place)
-        if state["ended"] and oldest_version(run.config, 0, start) < start:
-            raise ConfigError(
-                f"training.updates is {run.config.training.updates}, but the run ended after {start} and its pipeline "
-                "has run empty; start anew, or stop runs that are to go on with Ctrl-C or SIGTERM."
-            )
-        load_state(executor, state, run.data.fingerprint)
     evaluations = Evaluations(run.config, run.fabric, executor)
-    reporter = Reporter(
-        run.config, sinks(run.config, run.folder, start, run.fabric.place), start, executor.microbatches_done
-    )
-    if not start:
+    if start:
+        resume(run, executor, start)
+    else:
         yield from refuse_unequal_start(run.fabric.side, executor.flat.weights)
-    if evaluations.due(start, run.saves.end):
+    evaluates = evaluations.due(start, run.saves.end)
+    if evaluates:
         yield from evaluations.keep(start)
-    tracer = run.tracer
-    tracer.restart()
-    yield from executor.start(oldest_version(run.config, 0, start))
-    for step in steps(run, start, executor, evaluations):
-        run.doing = step
-        match step:
-            case Forward():
-                work = executor.forward(step)
-                yield from traced(work, tracer, "forward", microbatch=step.microbatch, version=step.version)
-            case Backward():
-                work = executor.backward(step)
-                yield from traced(work, tracer, "backward", microbatch=step.microbatch, version=step.version)
-            case Update():
-                yield from traced(executor.update(step), tracer, "update", update=step.update, delay=step.delay)
-            case Evaluate():
-                with reporter.aside():
-                    yield from traced(evaluations.run(step.version), tracer, "evaluate", version=step.version)
-            case Discard():
-                yield from executor.discard()
-            case Mark():
-                yield from marked(run, step.version, executor, evaluations, reporter)
-    for evaluation in (yield from evaluations.arrived(all_of_them=True)):
-        reporter.evaluated(evaluation)
-    yield from executor.close(run.saves.end)
+    rows_to = sinks(run.config, run.folder, start, run.fabric.place, evaluates)
+    with closing(Reporter(run.config, rows_to, start, executor.microbatches_done)) as reporter:
+        run.tracer.restart()
+        yield from executor.start(oldest_version(run.config, 0, start))
+        for step in steps(run, start, executor, evaluations):
+            run.doing = step
+            yield from carry_out(run, step, executor, evaluations, reporter)
+        for evaluation in (yield from evaluations.arrived(all_of_them=True)):
+            reporter.evaluated(evaluation)
+        yield from executor.close(run.saves.end)
     return (yield from finished(run, executor, evaluations, reporter))
+
+
+def carry_out(run: Run, step: Step, executor: Executor, evaluations: Evaluations, reporter: Reporter) -> Steps[None]:
+    """Do what a step says."""
+    tracer = run.tracer
+    match step:
+        case Forward():
+            work = executor.forward(step)
+            yield from traced(work, tracer, "forward", microbatch=step.microbatch, version=step.version)
+        case Backward():
+            work = executor.backward(step)
+            yield from traced(work, tracer, "backward", microbatch=step.microbatch, version=step.version)
+        case Update():
+            yield from traced(executor.update(step), tracer, "update", update=step.update, delay=step.delay)
+        case Evaluate():
+            with reporter.aside():
+                yield from traced(evaluations.run(step.version), tracer, "evaluate", version=step.version)
+        case Discard():
+            yield from executor.discard()
+        case Mark():
+            yield from marked(run, step.version, executor, evaluations, reporter)
+
+
+def resume(run: Run, executor: Executor, start: int) -> None:
+    """Take up the checkpoint of an update."""
+    state = checkpoint.load(run.folder / "checkpoints", start, run.fabric.place)
+    if state["ended"] and oldest_version(run.config, 0, start) < start:
+        raise ConfigError(
+            f"training.updates is {run.config.training.updates}, but the run ended after {start} and its pipeline "
+            "has run empty; start anew, or stop runs that are to go on with Ctrl-C or SIGTERM."
+        )
+    load_state(executor, state, run.data.fingerprint)
 
 
 def steps(run: Run, start: int, executor: Executor, evaluations: Evaluations) -> Iterator[Step]:
@@ -188,7 +201,6 @@ def finished(
     run: Run, executor: Executor, evaluations: Evaluations, reporter: Reporter
 ) -> Steps[summary.Summary | None]:
     """Put the parts of all processes together."""
-    reporter.close()
     place, board, fabric = run.fabric.place, run.fabric.board, run.fabric
     weights = yield from executor.strategy.mean_weights()
     sent = {

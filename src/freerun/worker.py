@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from freerun import config_files
+from freerun import checkpoint, config_files
 from freerun.assembly import device_of
 from freerun.config import Config
 from freerun.data import build
-from freerun.errors import ConfigError, FreerunError, NonFiniteError, PeerError
+from freerun.errors import FreerunError, NonFiniteError, PeerError
 from freerun.mesh import Fabric, join, leave, solo
 from freerun.saving import Saves
-from freerun.steps import Steps, run
+from freerun.steps import run
 from freerun.summary import Summary
 from freerun.trace import Tracer
 from freerun.train import Run, train
@@ -31,9 +30,8 @@ def work(config: Config, folder: Path) -> Summary | None:
     device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    processes = config.pipeline.stages * config.replicas.count
-    fabric = join(config, device) if processes > 1 else solo()
-    run(refuse_unequal(config, fabric))
+    alone = config.pipeline.stages * config.replicas.count == int(os.environ.get("WORLD_SIZE", "1")) == 1
+    fabric = solo() if alone else join(config, device)
     training = prepare(config, fabric, device, folder)
     training.saves.listen()
     try:
@@ -72,45 +70,23 @@ def threads(config: Config) -> int:
     return config.training.threads or max(1, (os.cpu_count() or 1) // local)
 
 
-def refuse_unequal(config: Config, fabric: Fabric) -> Steps[None]:
-    """All processes must have read the same config."""
-    own = flat_config(config)
-    if fabric.place.rank == 0:
-        fabric.board.put("config", own)
-        return
-    first = yield from fabric.board.get("config", "rank 0")
-    different = [key for key in own if own[key] != first.get(key)]
-    if different:
-        key = different[0]
-        raise ConfigError(
-            f"rank {fabric.place.rank} has {key} {own[key]!r}, but rank 0 has {first.get(key)!r}; "
-            "start every process with the same config."
-        )
-
-
-def flat_config(config: Config) -> dict[str, Any]:
-    """A config as dotted keys, in values that JSON can hold."""
-    flat: dict[str, Any] = {}
-
-    def walk(tree: dict[str, Any], prefix: str) -> None:
-        for name, value in tree.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{name}.")
-            else:
-                flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-
-    walk(dataclasses.asdict(config), "")
-    return flat
-
-
 def explained(error: FreerunError, training: Run) -> FreerunError:
     """The error, with where it happened and where to go on from."""
     if isinstance(error, (PeerError, NonFiniteError)):
         message = f"{training.fabric.place}, at {training.doing or 'the start'}: {error}"
         if isinstance(error, NonFiniteError):
-            message += f"; the last checkpoints are in {training.folder / 'checkpoints'} (--resume goes on from there)"
+            message += f"; {where_saved(training)}"
         return type(error)(message)
     return error
+
+
+def where_saved(training: Run) -> str:
+    """Where to go on from."""
+    folder = training.folder / "checkpoints"
+    saved = checkpoint.parts(folder, training.fabric.place)
+    if not saved:
+        return "no checkpoint was saved before (checkpoint.every says how often)"
+    return f"the last checkpoint is of update {saved[-1]}, in {folder} (--resume goes on from there)"
 
 
 def end_with_parent() -> None:
@@ -127,8 +103,14 @@ def main() -> None:
         work(config_files.read(sys.argv[1]), Path(sys.argv[2]))
     except FreerunError as error:
         print(f"freerun: {error}", file=sys.stderr, flush=True)
-        # the process groups may still have work under way that will never be done; waiting for it would hang
-        os._exit(error.exit_code)
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    else:
+        return
+    # the process groups may still have work under way that will never be done; waiting for it would hang
+    os._exit(code)
 
 
 if __name__ == "__main__":

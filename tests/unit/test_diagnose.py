@@ -40,8 +40,8 @@ def test_every_stage_is_measured(tmp_path: Path, optimizer: str) -> None:
     found = diagnose(tmp_path, None, Effort(probes=2, batches=2, updates=3, power_iterations=2))
     assert [(one.stage, one.delay) for one in found] == [(0, 1), (1, 0)]
     for one in found:
-        assert 0 < one.misalignment_rotated
-        assert 0 < one.misalignment
+        assert one.misalignment_rotated > 0
+        assert one.misalignment > 0
         assert 0 <= one.oscillation <= 1
         assert -1 <= one.update_cosine <= 1.0001
 

@@ -15,6 +15,7 @@ import torch
 from freerun.assembly import device_of
 from freerun.config import Config
 from freerun.data import build
+from freerun.errors import FreerunError
 from freerun.groups import Group, LocalGroup, Mailboxes, Solo
 from freerun.mesh import Fabric, LocalBoard, Place, places
 from freerun.saving import Saves
@@ -22,7 +23,7 @@ from freerun.steps import Steps, Together
 from freerun.summary import Summary
 from freerun.trace import Tracer
 from freerun.train import Run, train
-from freerun.worker import threads
+from freerun.worker import explained, threads
 
 
 def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
@@ -37,7 +38,11 @@ def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
         saves = Saves(config, fabric.place, fabric.board)
         saves.end = end or saves.end
         tracer = Tracer(fabric.place.rank, f"stage {fabric.place.stage}", 0, 0)
-        result = yield from train(Run(config, fabric, data, device, folder, saves, tracer))
+        training = Run(config, fabric, data, device, folder, saves, tracer)
+        try:
+            result = yield from train(training)
+        except FreerunError as error:
+            raise explained(error, training) from error
         if result is not None:
             results.append(result)
 
