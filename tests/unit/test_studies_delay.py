@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from studies.delay import outcome, plan  # noqa: E402
+from studies.delay.laboratory import Laboratory  # noqa: E402
+from studies.delay.rules import Setting  # noqa: E402
 from studies.delay.screening import Screening  # noqa: E402
 
 from freerun import config_files  # noqa: E402
@@ -68,3 +70,22 @@ def test_a_run_without_hope_counts_as_diverged() -> None:
     assert outcome.diverged([(60, float("nan"))])
     assert not outcome.diverged([(200, 6.5)])
     assert not outcome.diverged([])
+
+
+def test_runs_side_by_side_are_replays_but_for_rounding(tmp_path: Path) -> None:
+    of_method = [
+        [("adamw", 8, 0), ("pipedream-lr", 5, 1), ("nesterov", 3, 0), ("delay-compensated", 8, 0)],
+        [("rotation", 8, 0), ("graded", 8, 1), ("graded", 5, 0), ("rotation", 1, 1)],
+    ]
+    for together in of_method:
+        configs = [
+            config(tmp_path, {**plan.METHODS[m], "pipeline.stages": str(p), "training.seed": str(s)})
+            for m, p, s in together
+        ]
+        side_by_side = Laboratory(configs[0], [Setting.of(each) for each in configs]).run(24)
+        for run, each in enumerate(configs):
+            folder = tmp_path / f"{together[run]}"
+            folder.mkdir()
+            simulate(each, folder)
+            replayed = [row["loss"] for row in outcome.losses(folder)]
+            assert side_by_side[:, run].tolist() == pytest.approx(replayed, rel=1e-3), together[run]
