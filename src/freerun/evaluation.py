@@ -22,6 +22,8 @@ class Evaluation:
 
     version: int
     loss: float
+    disagreement: float | None
+    """Mean squared distance of the last stage's weights to their mean over replicas, where replicas differ."""
 
     @property
     def perplexity(self) -> float:
@@ -43,6 +45,7 @@ class Evaluations:
         self._executor = executor
         self._copy: nn.Module | None = None
         self._kept: dict[int, Tensor] = {}
+        self._disagreements: dict[int, float] = {}
         self._under_way: deque[tuple[int, Task[list[list[float]]]]] = deque()
 
     def due(self, version: int, end: int) -> bool:
@@ -57,6 +60,8 @@ class Evaluations:
         if place.stages * place.replicas > 1:
             mean = yield from self._executor.strategy.mean_weights()
             self._kept[version] = mean.clone()
+            if not self._executor.strategy.one_batch:
+                self._disagreements[version] = yield from self._executor.strategy.disagreement(mean)
 
     def run(self, version: int) -> Steps[None]:
         """Evaluate a version that was kept."""
@@ -74,7 +79,8 @@ class Evaluations:
             if not task.ready():
                 yield task
             rows = task.result()
-            new.append(Evaluation(version, sum(row[0] for row in rows) / max(sum(row[1] for row in rows), 1)))
+            loss = sum(row[0] for row in rows) / max(sum(row[1] for row in rows), 1)
+            new.append(Evaluation(version, loss, self._disagreements.pop(version, None)))
         self.results += new
         return new
 

@@ -192,7 +192,10 @@ class Reporter:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """An evaluation is done."""
-        self._write({"update": evaluation.version, "eval_loss": evaluation.loss, "perplexity": evaluation.perplexity})
+        row = {"update": evaluation.version, "eval_loss": evaluation.loss, "perplexity": evaluation.perplexity}
+        if evaluation.disagreement is not None:
+            row["disagreement"] = evaluation.disagreement
+        self._write(row)
 
     def close(self) -> None:
         """No more rows will come."""

@@ -210,7 +210,7 @@ def finished(
         ),
         "replicas": fabric.replicas.bytes_sent,
     }
-    disagreement = yield from executor.strategy.disagreement()
+    disagreement = yield from executor.strategy.disagreement(weights)
     board.put(f"summary/{place.rank}", summary.part_of(executor, weights, run.tracer, reporter, sent, disagreement))
     if not place.reports:
         return None

@@ -98,7 +98,7 @@ def train(group: Group, config: Config, until: int | None = None, saved: dict[st
         yield from one_update(strategy, model, group.rank, update, config.pipeline.microbatches)
     yield from strategy.finish()
     mean = yield from strategy.mean_weights()
-    spread = yield from strategy.disagreement()
+    spread = yield from strategy.disagreement(mean)
     return Outcome(flat.weights.clone(), mean.clone(), spread, strategy.metrics())
 
 

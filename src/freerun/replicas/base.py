@@ -116,8 +116,8 @@ class ReplicaStrategy(ABC):
         yield from ()
         return self.stage.flat.weights
 
-    def disagreement(self) -> Steps[float]:
-        """Mean squared distance of a weight to its mean over replicas."""
+    def disagreement(self, mean: Tensor) -> Steps[float]:
+        """Mean squared distance of a weight to its mean over replicas, which `mean_weights` has just given."""
         yield from ()
         return 0.0
 
@@ -170,9 +170,8 @@ def mean_over(group: Group, weights: Tensor) -> Steps[Tensor]:
     return mean.mul_(1 / group.size)
 
 
-def spread_over(group: Group, weights: Tensor) -> Steps[float]:
-    """Mean squared distance of a weight to the members' mean."""
-    mean = yield from mean_over(group, weights)
+def spread_around(group: Group, weights: Tensor, mean: Tensor) -> Steps[float]:
+    """Mean squared distance of a member's weight to the members' mean."""
     own = float((weights - mean).double().square().sum()) / max(weights.numel(), 1)
     rows = yield from exchange_scalars(group, [own])
     return sum(value for (value,) in rows) / group.size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freerun.replicas.base import ReplicaStrategy, StageState, State, mean_over, spread_over, whole_stepper
+from freerun.replicas.base import ReplicaStrategy, StageState, State, mean_over, spread_around, whole_stepper
 from freerun.replicas.rounds import Rounds
 from freerun.steps import Steps
 
@@ -30,8 +30,8 @@ class LocalSteps(ReplicaStrategy):
     def mean_weights(self) -> Steps[Tensor]:
         return (yield from mean_over(self.stage.group, self.stage.flat.weights))
 
-    def disagreement(self) -> Steps[float]:
-        return (yield from spread_over(self.stage.group, self.stage.flat.weights))
+    def disagreement(self, mean: Tensor) -> Steps[float]:
+        return (yield from spread_around(self.stage.group, self.stage.flat.weights, mean))
 
     def state_dict(self) -> Steps[State]:
         rounds = yield from self.rounds.state_dict()

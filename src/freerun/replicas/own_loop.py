@@ -16,7 +16,7 @@ from freerun.groups import DistributedGroup, Group, Solo
 from freerun.optim.base import ProposingOptimizer, adapt
 from freerun.optim.sharding import shares
 from freerun.optim.stepper import clip, squared_norm
-from freerun.replicas.base import BESIDE, State, Timing, mean_over, refuse_unequal_start, spread_over, wire_of
+from freerun.replicas.base import BESIDE, State, Timing, mean_over, refuse_unequal_start, spread_around, wire_of
 from freerun.replicas.checks import check_settings, delay_of
 from freerun.replicas.elementwise import is_elementwise
 from freerun.replicas.sharded import Shard
@@ -85,7 +85,8 @@ class SparseAveraging:
 
     def disagreement(self) -> float:
         """Mean squared distance of a weight to its mean over replicas; all must call it together."""
-        return run(spread_over(self._group, self.weights))
+        mean = run(mean_over(self._group, self.weights))
+        return run(spread_around(self._group, self.weights, mean))
 
     @property
     def bytes_sent(self) -> int:
