@@ -32,8 +32,8 @@ def stopped_and_resumed(config, folder, number, logged):
 @pytest.mark.parametrize(
     ("number", "updates", "mesh"),
     [
-        (signal.SIGINT, 60, {}),
-        (signal.SIGTERM, 150, {"pipeline__stages": 2, "pipeline__weights": "latest", "model__tied": True}),
+        (signal.SIGINT, 200, {}),
+        (signal.SIGTERM, 600, {"pipeline__stages": 2, "pipeline__weights": "latest", "model__tied": True}),
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_weights(number, updates, mesh, tokens, tmp_path):
