@@ -299,7 +299,9 @@ PARTS: dict[str, Callable[[bool, float], Part]] = {
 
 
 def main() -> None:
-    options = arguments(__doc__, ("--only", {"choices": list(PARTS), "help": "measure only this part"}))
+    options = arguments(
+        __doc__, ("--only", {"choices": list(PARTS), "help": "measure only this part, into a file of its own"})
+    )
     patience = 0 if options.quick else options.patience
     quiet(patience)
     about = machine()
@@ -309,7 +311,8 @@ def main() -> None:
         if options.only in (None, name):
             more, measured[name] = part(options.quick, patience)
             claims += more
-    report("pipeline", options.quick or options.only is not None, about, claims, measured)
+    name = f"pipeline-{options.only}" if options.only else "pipeline"
+    report(name, options.quick, about, claims, measured)
 
 
 if __name__ == "__main__":
