@@ -68,8 +68,9 @@ class Stack:
 class Laboratory:
     """Runs side by side: `base` gives the model, the data and the schedule, `settings` what differs."""
 
-    def __init__(self, base: Config, settings: Sequence[Setting], device: str = "cpu") -> None:
-        self.base, self.device, self.runs = base, torch.device(device), len(settings)
+    def __init__(self, base: Config, settings: Sequence[Setting], device: str = "cpu", coarse: bool = False) -> None:
+        """`coarse` lets a GPU multiply in TF32 in forward and backward; updates stay in fp32."""
+        self.base, self.device, self.runs, self.coarse = base, torch.device(device), len(settings), coarse
         self.rules = Rules(settings, base, self.device)
         self.losses: list[Tensor] = []
         self._load_data(settings)
@@ -95,8 +96,10 @@ class Laboratory:
                 part.leaf.copy_(self.seen(part, update))
                 part.leaf.grad = None
         tokens, labels = (stock[self.seed_of_run, update].long() for stock in self.stock)
+        torch.backends.cuda.matmul.allow_tf32 = self.coarse
         losses = self.forward(tokens, labels)
         losses.sum().backward()
+        torch.backends.cuda.matmul.allow_tf32 = False
         return losses.detach()
 
     def seen(self, part: Part, update: int) -> Tensor:

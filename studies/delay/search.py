@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from freerun import config_files
 from freerun.config import Config
 from freerun.files import write_text
@@ -180,8 +178,8 @@ class Search:
     def try_all(self, genomes: Sequence[Genome]) -> None:
         """Run a population and keep what came of it, best first."""
         settings = [self.setting(genome) for genome in genomes]
-        updates = self.most if not self.known else min(self.most, int(1.3 * self.known[0][0]) + WINDOW)
-        losses = Laboratory(self.base, settings, self.device).run(updates, until=TARGET)
+        updates = self.most if not self.known else min(self.most, int(1.15 * self.known[0][0]) + WINDOW)
+        losses = Laboratory(self.base, settings, self.device, coarse=True).run(updates, until=TARGET)
         last = losses[-WINDOW:].mean(0).tolist()
         crossings = crossing(losses, TARGET)
         for genome, reached, loss in zip(genomes, crossings, last, strict=True):
@@ -245,9 +243,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--population", type=int, default=256)
     parser.add_argument("--most", type=int, default=800, help="updates of a run that does not reach the target")
+    parser.add_argument("--source", default="python-stdlib", help="data.source")
     given = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    base = config_files.read(str(HERE / "workload.toml"), [])
+    base = config_files.read(str(HERE / "workload.toml"), [("data.source", given.source)])
     Search(base, given.stages, given.device, given.population, given.most).run(given.seconds)
 
 
