@@ -166,6 +166,8 @@ class DelayConfig:
     """anneal: updates until the rate is back to full; 0 means a quarter of the run."""
     lr_power: float = 1.0
     """power: the exponent p."""
+    lr_of: Literal["all", "matrices"] = "all"
+    """Whose rate goes by the delay: every parameter's, or only that of the weight matrices of attention and MLP."""
     momentum: bool = False
     """Let β1 grow towards 0.99 with the stage's delay."""
     lookahead: float = 0.0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from freerun.files import write_text
-from studies.delay.outcome import TARGET
-from studies.delay.runner import RESULTS
+from studies.delay.plan import STUDY
+from studies.outcome import TARGET
 
 Result = dict[str, Any]
 NAMES = {
@@ -34,19 +34,15 @@ def draw() -> None:
     results = load()
     for section, picture in (("final", draw_finals), ("slowdown", draw_slowdown), ("quick", draw_quick)):
         if section in results:
-            picture(results[section], RESULTS / f"{section}.png")
-    trials = [json.loads(path.read_text()) for path in sorted((RESULTS / "trials").glob("*.json"))]
-    if trials:
-        draw_trials(trials, RESULTS / "trials.png")
-    write_text(RESULTS / "tables.md", "\n".join([*tables(results), *trial_table(trials)]) + "\n")
+            picture(results[section], STUDY.results / f"{section}.png")
+    write_text(STUDY.results / "tables.md", "\n".join(tables(results)) + "\n")
 
 
 def load() -> dict[str, list[Result]]:
     """All results, by section."""
     found: dict[str, list[Result]] = defaultdict(list)
-    for path in sorted(RESULTS.glob("*/*.json")):
-        if path.parent.name != "trials":
-            found[path.parent.name].append(json.loads(path.read_text()))
+    for path in sorted(STUDY.results.glob("*/*.json")):
+        found[path.parent.name].append(json.loads(path.read_text()))
     return found
 
 
@@ -91,25 +87,6 @@ def draw_slowdown(results: Iterable[Result], path: Path) -> None:
     _finish(figure, path, "one seed; a point that is missing never got there")
 
 
-def draw_trials(trials: list[Result], path: Path) -> None:
-    """Updates to the target in every trial; an open bar did not get there."""
-    import matplotlib.pyplot as plt
-
-    ordered = sorted(trials, key=_how_good, reverse=True)
-    figure, panel = plt.subplots(figsize=(7, 0.6 + 0.2 * len(ordered)))
-    for place, trial in enumerate(ordered):
-        color = "#1f77b4" if trial["name"].startswith("sync") else "#d62728"
-        shape = {"color": color} if trial["crossing"] else {"fill": False, "edgecolor": color}
-        panel.barh(place, trial["crossing"] or trial["updates"], **shape)
-    panel.set_yticks(range(len(ordered)), [trial["name"] for trial in ordered], fontsize=7)
-    panel.set_xlabel(f"updates to a training loss of {TARGET}")
-    _finish(figure, path, "one seed; blue: without delay, red: P = 32; an open bar stopped above the target")
-
-
-def _how_good(trial: Result) -> tuple[float, float]:
-    return (trial["crossing"] or 10**6, trial["loss"])
-
-
 def _curves(panel: Any, results: list[Result]) -> None:
     labelled = set()
     for result in results:
@@ -146,17 +123,4 @@ def tables(results: dict[str, list[Result]]) -> list[str]:
             cells = (name, run["status"], run["updates"], run["loss"], run["crossing"] or "–", f"{pace:.0f}")
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         lines.append("")
-    return lines
-
-
-def trial_table(trials: list[Result]) -> list[str]:
-    """The trials, best first."""
-    if not trials:
-        return []
-    lines = ["## Trials", "", "One seed, stopped at the target; see EXPERIMENTS.md for what they say.", ""]
-    lines += [f"| trial | updates to {TARGET} | last loss | at update | settings |", "| --- | --- | --- | --- | --- |"]
-    for trial in sorted(trials, key=_how_good):
-        loss = f"{trial['loss']:.3f}"
-        cells = (trial["name"], trial["crossing"] or "–", loss, trial["updates"], f"`{trial['overrides']}`")
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines

@@ -25,9 +25,8 @@ from freerun.model.size import sizes
 from freerun.model.stage import build_stage
 from freerun.optim.rotation import singular_bases
 from studies.delay.rules import Rules, Setting, coordinatewise, rotated, start_rotation
+from studies.outcome import HOPELESS
 
-HOPELESS = 6.0
-"""A smoothed loss above this, after 300 updates, is a diverged run."""
 WINDOW = 50
 """Updates over which a loss is smoothed."""
 

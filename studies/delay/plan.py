@@ -1,11 +1,29 @@
-"""What the study runs: names, and what each changes about the workload."""
+"""What the study runs: names, and what each changes about the workload.
+
+A setting `lab.X` is one that only the laboratory has (rules.py); runs with such settings can't be replayed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from studies.outcome import TARGET
+from studies.runner import Run, Study
+
+STUDY = Study(Path(__file__).parent)
 Settings = dict[str, str]
+
+GRADED: Settings = {
+    "optimizer.name": "basis-rotation",
+    "optimizer.betas": "0.98,0.999",
+    "optimizer.rotation.bias_correction": "false",
+    "optimizer.rotation.fresh": "0.4",
+    "optimizer.rotation.tempering": "0.5",
+    "optimizer.delay.lr": "power",
+    "optimizer.delay.lr_power": "1",
+    "optimizer.delay.lr_of": "matrices",
+}
 
 METHODS: dict[str, Settings] = {
     "adamw": {"optimizer.name": "adamw"},
@@ -14,28 +32,40 @@ METHODS: dict[str, Settings] = {
     "delay-compensated": {"optimizer.name": "delay-compensated", "optimizer.delay.compensation": "0.5"},
     "muon": {"optimizer.name": "muon"},
     "rotation": {"optimizer.name": "basis-rotation"},
-    "graded": {
-        "optimizer.name": "basis-rotation",
-        "optimizer.betas": "0.99,0.999",
-        "optimizer.rotation.bias_correction": "false",
-        "optimizer.rotation.fresh": "0.4",
-        "optimizer.rotation.tempering": "0.5",
-        "optimizer.delay.lr": "power",
-        "optimizer.delay.lr_power": "0.75",
-    },
+    "graded": GRADED,
 }
 """Methods by name; `rotation` is the paper's, `graded` is ours (docs/under-delay.md)."""
 
-RATES: dict[str, dict[int, tuple[str, ...]]] = {
-    "adamw": {1: ("1e-3", "3e-3", "6e-3"), 8: ("1e-3", "3e-3", "6e-3"), 32: ("3e-4", "1e-3", "3e-3")},
-    "pipedream-lr": {8: ("1e-3", "3e-3", "6e-3"), 32: ("1e-3", "3e-3", "6e-3")},
-    "nesterov": {8: ("1e-3", "3e-3", "6e-3"), 32: ("1e-3", "3e-3", "6e-3")},
-    "delay-compensated": {32: ("3e-4", "1e-3", "3e-3")},
-    "muon": {32: ("1e-3", "3e-3", "1e-2")},
-    "rotation": {1: ("1e-3", "3e-3", "6e-3"), 8: ("1e-3", "3e-3", "6e-3"), 32: ("5e-4", "1e-3", "3e-3")},
-    "graded": {1: ("2e-3", "4e-3", "8e-3"), 8: ("2e-3", "4e-3", "8e-3"), 32: ("4e-3", "8e-3", "1.6e-2")},
+RATES: dict[str, dict[int, Sequence[str]]] = {
+    "adamw": {
+        1: ("1e-3", "3e-3", "6e-3", "1.2e-2"),
+        2: ("1e-3", "3e-3"),
+        4: ("1e-3", "3e-3"),
+        8: ("5e-4", "1e-3", "2e-3", "3e-3"),
+        16: ("5e-4", "1e-3"),
+        32: ("3e-4", "5e-4", "1e-3", "3e-3"),
+    },
+    "pipedream-lr": {8: ("1e-3", "3e-3", "6e-3", "1.2e-2"), 32: ("1e-3", "3e-3", "6e-3", "1.2e-2")},
+    "nesterov": {8: ("5e-4", "1e-3", "3e-3", "6e-3"), 32: ("5e-4", "1e-3", "3e-3", "6e-3")},
+    "delay-compensated": {32: ("3e-4", "5e-4", "1e-3", "3e-3")},
+    "rotation": {
+        1: ("1e-3", "3e-3", "6e-3", "1.2e-2"),
+        2: ("3e-3", "6e-3"),
+        4: ("2e-3", "3e-3"),
+        8: ("1e-3", "2e-3", "3e-3", "6e-3"),
+        16: ("1e-3", "2e-3"),
+        32: ("5e-4", "1e-3", "2e-3", "3e-3"),
+    },
+    "graded": {
+        1: ("3e-3", "6e-3", "8e-3", "1.2e-2"),
+        2: ("6e-3", "1.2e-2"),
+        4: ("6e-3", "1.2e-2"),
+        8: ("6e-3", "8e-3", "1.2e-2", "1.6e-2"),
+        16: ("8e-3", "1.2e-2"),
+        32: ("6e-3", "8e-3", "1.2e-2", "1.6e-2"),
+    },
 }
-"""Learning rates searched for each method at each depth of pipeline: as many for every method."""
+"""Learning rates tried for each method at each depth of pipeline: four at P = 1, 8 and 32, two between."""
 
 BEST: dict[str, dict[int, str]] = {
     "adamw": {1: "3e-3", 2: "3e-3", 4: "3e-3", 8: "1e-3", 16: "1e-3", 32: "1e-3"},
@@ -49,57 +79,39 @@ BEST: dict[str, dict[int, str]] = {
 """The rates that the search chose (those not searched yet: the nearest depth's)."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run: `freerun simulate` on the workload with these settings."""
-
-    name: str
-    method: str
-    stages: int
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    updates: int = 3000
-    until: float = 0.0
-    """Stop when the smoothed loss is this low; 0 runs to the end."""
-
-    def overrides(self) -> Settings:
-        """Everything that differs from the workload."""
-        return {
-            **METHODS[self.method],
-            "pipeline.stages": str(self.stages),
-            "training.seed": str(self.seed),
-            "training.updates": str(self.updates),
-            **self.settings,
-        }
+def run(
+    name: str,
+    method: str,
+    stages: int,
+    settings: Settings | None = None,
+    seed: int = 0,
+    updates: int = 3000,
+    until: float = 0.0,
+    most: int = 0,
+) -> Run:
+    """A run of a method: what it changes about the workload, and what `settings` change about that."""
+    all_settings = {
+        **METHODS[method],
+        "pipeline.stages": str(stages),
+        "training.seed": str(seed),
+        "training.updates": str(updates),
+        **(settings or {}),
+    }
+    return Run(name, method, all_settings, until, most)
 
 
 def _best(method: str, stages: int) -> Settings:
     return {"optimizer.lr": BEST[method][stages]}
 
 
-def search() -> Iterator[Run]:
-    """Learning rates, one seed."""
+def finals() -> Iterator[Run]:
+    """Every method at every rate, three seeds."""
     for method, depths in RATES.items():
         for stages, rates in depths.items():
             for lr in rates:
-                yield Run(f"search/{method}-p{stages}-{lr}", method, stages, {"optimizer.lr": lr})
-
-
-def finals() -> Iterator[Run]:
-    """Every method at its best rate, three seeds, P = 1, 8, 32."""
-    for seed in range(3):
-        for method, depths in RATES.items():
-            for stages in depths:
-                updates = 6000 if stages == 32 else 3000
-                name = f"final/{method}-p{stages}-s{seed}"
-                yield Run(name, method, stages, _best(method, stages), seed, updates)
-
-
-def slowdown() -> Iterator[Run]:
-    """Updates to the target as the pipeline deepens."""
-    for method in ("adamw", "rotation", "graded"):
-        for stages in (1, 2, 4, 8, 16, 32):
-            yield Run(f"slowdown/{method}-p{stages}", method, stages, _best(method, stages), updates=6000, until=1.8)
+                for seed in range(3):
+                    name = f"final/{method}-p{stages}-{lr}-s{seed}"
+                    yield run(name, method, stages, {"optimizer.lr": lr}, seed)
 
 
 def rotation() -> Iterator[Run]:
@@ -107,14 +119,14 @@ def rotation() -> Iterator[Run]:
     for source in ("first", "second"):
         for geometry in ("unilateral", "bilateral"):
             settings = {"optimizer.rotation.source": source, "optimizer.rotation.geometry": geometry}
-            yield Run(f"variants/{source}-{geometry}", "rotation", 32, {**_best("rotation", 32), **settings})
+            yield run(f"variants/{source}-{geometry}", "rotation", 32, {**_best("rotation", 32), **settings})
     for method in ("rotation", "graded"):
         for interval in (1, 5, 10, 30, 100):
             settings = {**_best(method, 32), "optimizer.rotation.interval": str(interval)}
-            yield Run(f"interval/{method}-{interval}", method, 32, settings)
+            yield run(f"interval/{method}-{interval}", method, 32, settings)
         for allocation in ("uniform", "stage-aware", "reversed"):
             extra = {"optimizer.rotation.allocation": allocation, "optimizer.rotation.interval": "30"}
-            yield Run(f"allocation/{method}-{allocation}", method, 32, {**_best(method, 32), **extra})
+            yield run(f"allocation/{method}-{allocation}", method, 32, {**_best(method, 32), **extra})
 
 
 def latest() -> Iterator[Run]:
@@ -122,25 +134,66 @@ def latest() -> Iterator[Run]:
     for method in ("adamw", "pipedream-lr", "nesterov", "rotation", "graded"):
         for stages in (8, 32):
             settings = {**_best(method, stages), "pipeline.weights": "latest"}
-            yield Run(f"latest/{method}-p{stages}", method, stages, settings)
+            yield run(f"latest/{method}-p{stages}", method, stages, settings)
 
 
 def ablation() -> Iterator[Run]:
-    """Our method with one part taken away, or changed."""
-    changes: dict[str, Settings] = {
-        "whole": {},
-        "no-fresh": {"optimizer.rotation.fresh": "0"},
-        "no-tempering": {"optimizer.rotation.tempering": "0"},
-        "bias-corrected": {"optimizer.rotation.bias_correction": "true"},
-        "beta-0.9": {"optimizer.betas": "0.9,0.999"},
-        "uniform-rate-2e-3": {"optimizer.delay.lr": "none", "optimizer.lr": "2e-3"},
-        "uniform-rate-1e-3": {"optimizer.delay.lr": "none", "optimizer.lr": "1e-3"},
-        "power-0.5": {"optimizer.delay.lr_power": "0.5", "optimizer.lr": "4e-3"},
-        "power-1": {"optimizer.delay.lr_power": "1", "optimizer.lr": "1.6e-2"},
-        "unilateral": {"optimizer.rotation.geometry": "unilateral"},
-    }
-    for name, settings in changes.items():
-        yield Run(f"ablation/{name}", "graded", 32, {**_best("graded", 32), **settings})
+    """Our method with one thing changed, or one thing tried; P = 32, P = 8 and without delay."""
+    for change in ABLATIONS:
+        yield from changed(32, change, {"optimizer.lr": "1.2e-2"})
+    for stages, powers in ((8, ("0.5", "0.75", "1")), (1, ("1",))):
+        for power in powers:
+            for lr in ("4e-3", "8e-3", "1.2e-2"):
+                change = {"optimizer.lr": lr, "optimizer.delay.lr_power": power}
+                yield from changed(stages, change)
+    for beta in ("0.9", "0.95", "0.99"):
+        yield from changed(1, {"optimizer.betas": f"{beta},0.999"}, {"optimizer.lr": "6e-3"})
+    for fresh in ("0", "0.2"):
+        yield from changed(1, {"optimizer.rotation.fresh": fresh}, {"optimizer.lr": "6e-3"})
+    yield from changed(1, {"lab.others_rate": "4"}, {"optimizer.lr": "6e-3"})
+
+
+def changed(stages: int, change: Settings, rest: Settings | None = None) -> Iterator[Run]:
+    """Our method with a change, until the target."""
+    label = ",".join(f"{key.rsplit('.', 1)[1]}={value.removesuffix(',0.999')}" for key, value in change.items())
+    for seed in range(3):
+        name = f"ablation/p{stages}-{label or 'whole'}-s{seed}"
+        yield run(name, "graded", stages, {**(rest or {}), **change}, seed, until=TARGET, most=900)
+
+
+def _choices(key: str, *values: str) -> list[Settings]:
+    return [{key: value} for value in values]
+
+
+ABLATIONS: list[Settings] = [
+    {},
+    *[
+        {"optimizer.lr": lr, "optimizer.delay.lr_power": power}
+        for power in ("0.75", "1")
+        for lr in ("4e-3", "6e-3", "8e-3", "1.6e-2", "2.4e-2")
+    ],
+    {"optimizer.delay.lr_power": "0.75"},
+    {"optimizer.delay.lr_power": "0.5", "optimizer.lr": "4e-3"},
+    *_choices("lab.others_power", "0.25", "0.5", "1"),
+    *_choices("lab.others_rate", "0.5", "2", "4"),
+    *[{"optimizer.delay.lr": "none", "optimizer.lr": lr} for lr in ("1e-3", "2e-3", "4e-3")],
+    *_choices("optimizer.betas", "0.9,0.999", "0.95,0.999", "0.97,0.999", "0.99,0.999", "0.98,0.99", "0.98,0.995"),
+    *_choices("optimizer.rotation.fresh", "0", "0.1", "0.2", "0.3", "0.5", "0.6"),
+    *_choices("optimizer.rotation.tempering", "0", "0.25", "0.75", "1"),
+    *_choices("optimizer.rotation.bias_correction", "true"),
+    *_choices("lab.covariance_beta", "0.9", "0.95", "0.98", "0.99", "0.995"),
+    *_choices("lab.beta1_power", "0.2", "0.5"),
+    *_choices("lab.fresh_power", "-0.25", "0.25"),
+    *_choices("lab.ahead", "0.1", "0.3", "1"),
+    *_choices("lab.limit", "2", "5"),
+    *_choices("lab.power_anneal", "1000", "3000"),
+    *_choices("lab.rows", "1"),
+    {"lab.rows": "1", "optimizer.rotation.tempering": "0"},
+    {"lab.damping": "0.03", "lab.damping_power": "1", "optimizer.delay.lr_power": "0.75"},
+    {"lab.damping": "1", "lab.damping_power": "2", "optimizer.delay.lr": "none", "optimizer.rotation.tempering": "0"},
+    {"lab.damping": "0.3", "lab.damping_power": "1", "optimizer.delay.lr": "none", "optimizer.rotation.tempering": "0"},
+]
+"""What is changed at P = 32, at the rate 1.2e-2 unless it says otherwise."""
 
 
 def growth() -> Iterator[Run]:
@@ -148,38 +201,44 @@ def growth() -> Iterator[Run]:
     for method in ("adamw", "rotation", "graded"):
         for layers in (4, 8, 16):
             settings = {**_best(method, 32), "model.layers": str(layers)}
-            yield Run(f"growth/{method}-l{layers}", method, 4 * layers, settings)
+            yield run(f"growth/{method}-l{layers}", method, 4 * layers, settings)
+
+
+TOKENIZER = "{studies}/delay/headers-1024.json"
+PLACES: dict[str, tuple[int, Settings]] = {
+    "headers-bpe": (32, {"data.source": "{torch}/include/torch/csrc/**/*.h", "data.tokenizer": TOKENIZER}),
+    "width128": (32, {"model.width": "128"}),
+    "l16-p64": (64, {"model.layers": "16"}),
+    "width256": (32, {"model.width": "256"}),
+    "l32-p128": (128, {"model.layers": "32"}),
+}
+"""Where nothing was tuned: deeper, wider, C++ headers in a byte-pair encoding of 1,024."""
 
 
 def elsewhere() -> Iterator[Run]:
-    """Where nothing was tuned: deeper, wider, longer."""
-    places: dict[str, tuple[int, Settings, int]] = {
-        "l16-p64": (64, {"model.layers": "16"}, 3000),
-        "l32-p128": (128, {"model.layers": "32"}, 3000),
-        "width128": (32, {"model.width": "128"}, 3000),
-        "width256": (32, {"model.width": "256"}, 3000),
-        "long": (32, {}, 20000),
+    """Rates as at home, with and without delay."""
+    rates = {
+        "rotation": {1: ("1e-3", "3e-3"), 32: ("1e-3", "2e-3")},
+        "graded": {1: ("3e-3", "6e-3"), 32: ("8e-3", "1.2e-2")},
     }
-    for place, (stages, settings, updates) in places.items():
-        for method in ("adamw", "rotation", "graded"):
-            for alone in (False, True):
-                depth = 1 if alone else stages
-                rate = BEST[method][1 if alone else 32]
-                name = f"elsewhere/{place}-{method}-p{depth}"
-                yield Run(name, method, depth, {"optimizer.lr": rate, **settings}, updates=updates)
+    for place, (stages, settings) in PLACES.items():
+        for method, of_depth in rates.items():
+            for depth in (1, stages):
+                for lr in of_depth[min(depth, 32)]:
+                    for seed in range(2):
+                        name = f"elsewhere/{place}-{method}-p{depth}-{lr}-s{seed}"
+                        yield run(name, method, depth, {"optimizer.lr": lr, **settings}, seed, most=1000)
 
 
 def quick() -> Iterator[Run]:
     """The two-minute form: P = 8, three methods, 600 updates."""
     for method in ("adamw", "rotation", "graded"):
         settings = {**_best(method, 8), "pipeline.granularity": "layer", "data.max_documents": "100"}
-        yield Run(f"quick/{method}", method, 8, settings, updates=600)
+        yield run(f"quick/{method}", method, 8, settings, updates=600)
 
 
 SECTIONS = {
     "finals": finals,
-    "search": search,
-    "slowdown": slowdown,
     "ablation": ablation,
     "rotation": rotation,
     "latest": latest,

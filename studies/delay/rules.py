@@ -82,7 +82,7 @@ class Setting:
             "covariance_beta": optimizer.betas[1],
             "nesterov": optimizer.name == "nesterov",
             "power": powered,
-            "others_power": powered,
+            "others_power": 0.0 if delay.lr_of == "matrices" else powered,
             "anneal": float(delay.lr_anneal or config.training.updates / 4) if delay.lr == "anneal" else 0.0,
             "ahead": delay.lookahead,
             "compensation": delay.compensation,

@@ -23,8 +23,8 @@ from freerun import config_files
 from freerun.config import Config
 from freerun.files import write_text
 from studies.delay.laboratory import WINDOW, Laboratory, crossing
-from studies.delay.outcome import TARGET
 from studies.delay.rules import Setting
+from studies.outcome import TARGET
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "search"

@@ -1,4 +1,4 @@
-"""The study of delay: its screening equals the replay, its runs can all be read, its results say what happened."""
+"""The study of delay: its laboratory equals the replay, its runs can all be read, its results say what happened."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from studies.delay import outcome, plan  # noqa: E402
+from studies import outcome  # noqa: E402
+from studies.delay import plan, side_by_side  # noqa: E402
 from studies.delay.laboratory import Laboratory  # noqa: E402
 from studies.delay.rules import Setting  # noqa: E402
-from studies.delay.screening import Screening  # noqa: E402
+from studies.runner import Study  # noqa: E402
 
 from freerun import config_files  # noqa: E402
 from freerun.simulate.replay import simulate  # noqa: E402
@@ -38,22 +39,11 @@ def config(tmp_path: Path, settings: dict[str, str]):
     return config_files.read(str(ROOT / "studies/delay/workload.toml"), list(text.items()))
 
 
-@pytest.mark.parametrize(("method", "stages"), [("adamw", 8), ("rotation", 8), ("graded", 8), ("graded", 1)])
-def test_screening_is_the_replay_but_for_rounding(tmp_path: Path, method: str, stages: int) -> None:
-    settings = {**plan.METHODS[method], "pipeline.stages": str(stages), "optimizer.lr": "1e-3"}
-    screened = Screening(config(tmp_path, settings)).run()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    simulate(config(tmp_path, settings), folder)
-    replayed = [row["loss"] for row in outcome.losses(folder)]
-    assert screened == pytest.approx(replayed, rel=1e-4)
-
-
 def test_every_run_of_the_plan_is_a_config_and_has_a_name_of_its_own() -> None:
     runs = [run for section in (*plan.SECTIONS.values(), plan.quick) for run in section()]
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
-        config_files.read(str(ROOT / "studies/delay/workload.toml"), list(run.overrides().items()))
+        side_by_side.setting(run, side_by_side.config_of(run))
 
 
 def test_the_crossing_is_where_the_mean_of_fifty_updates_falls_below_the_target(tmp_path: Path) -> None:
@@ -89,3 +79,23 @@ def test_runs_side_by_side_are_replays_but_for_rounding(tmp_path: Path) -> None:
             simulate(each, folder)
             replayed = [row["loss"] for row in outcome.losses(folder)]
             assert side_by_side[:, run].tolist() == pytest.approx(replayed, rel=1e-3), together[run]
+
+
+def test_runs_done_side_by_side_are_kept_and_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {**SMALL, "data.cache": str(tmp_path / "cache"), "optimizer.lr": "1e-3", "training.updates": "60"}
+    runs = [
+        plan.run("some/adamw", "adamw", 4, small, updates=60),
+        plan.run("some/graded", "graded", 8, {**small, "lab.others_rate": "2"}, seed=1, updates=60),
+        plan.run("some/stopped", "graded", 8, small, updates=60, most=52),
+    ]
+    study = Study(tmp_path)
+    (tmp_path / "workload.toml").write_text(plan.STUDY.workload.read_text())
+    monkeypatch.setattr(side_by_side, "STUDY", study)
+    assert [[run.name for run in group] for group in side_by_side.groups(runs)] == [[run.name] for run in runs]
+    side_by_side.carry_out(runs, "cpu")
+    results = {result["run"]: result for result in study.load("some")}
+    assert results["some/adamw"]["status"] == results["some/graded"]["status"] == "finished"
+    assert results["some/stopped"]["status"] == "stopped"
+    assert results["some/graded"]["settings"]["lab.others_rate"] == "2"
+    assert results["some/adamw"]["curve"][0][0] == 50
+    assert not study.missing(runs)

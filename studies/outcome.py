@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from studies.delay.screening import HOPELESS
-
+HOPELESS = 6.0
+"""A smoothed loss above this, after 300 updates, is a diverged run."""
 WINDOW = 5
 """Rows of metrics (each the mean over 10 updates) in a smoothed loss: 50 updates."""
 TARGET = 1.8
+"""Training loss at which runs are compared."""
 
 Curve = list[tuple[int, float]]
 Outcome = dict[str, Any]
@@ -67,6 +68,7 @@ def outcome(folder: Path, status: str) -> Outcome:
         "crossing": reached,
         "seconds": round(rows[-1]["seconds"], 1) if rows else None,
         "seconds_to_target": round(seconds[reached], 1) if reached else None,
+        "disagreement": max((s["disagreement"] for s in whole.get("stages", ()) if "disagreement" in s), default=None),
         "weights_sha256": whole.get("weights_sha256"),
         "curve": [(update, round(loss, 3)) for update, loss in curve],
     }
