@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-BURST, QUEUE = "256kb", "400ms"
+BURST, QUEUE = "32kb", "400ms"
 
 
 class Hosts:

@@ -206,10 +206,10 @@ def growth() -> Iterator[Run]:
 
 TOKENIZER = "{studies}/delay/headers-1024.json"
 PLACES: dict[str, tuple[int, Settings]] = {
-    "headers-bpe": (32, {"data.source": "{torch}/include/torch/csrc/**/*.h", "data.tokenizer": TOKENIZER}),
     "width128": (32, {"model.width": "128"}),
     "l16-p64": (64, {"model.layers": "16"}),
     "width256": (32, {"model.width": "256"}),
+    "headers-bpe": (32, {"data.source": "{torch}/include/torch/csrc/**/*.h", "data.tokenizer": TOKENIZER}),
     "l32-p128": (128, {"model.layers": "32"}),
 }
 """Where nothing was tuned: deeper, wider, C++ headers in a byte-pair encoding of 1,024."""
