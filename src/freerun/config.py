@@ -144,6 +144,8 @@ class RotationConfig:
     """Share γ of the newest gradient in the rotated step's numerator."""
     tempering: float = 0.0
     """Exponent q that damps the steep directions."""
+    grading: float = 0.0
+    """Exponent p by which the rate of a rotated matrix falls with its gradient's delay: η(1+τ)^−p."""
     bias_correction: bool = True
     """Divide the momentum by 1 − β1ᵗ; off acts as a warm-up."""
     nesterov: bool = False
@@ -166,8 +168,6 @@ class DelayConfig:
     """anneal: updates until the rate is back to full; 0 means a quarter of the run."""
     lr_power: float = 1.0
     """power: the exponent p."""
-    lr_of: Literal["all", "matrices"] = "all"
-    """Whose rate goes by the delay: every parameter's, or only that of the weight matrices of attention and MLP."""
     momentum: bool = False
     """Let β1 grow towards 0.99 with the stage's delay."""
     lookahead: float = 0.0
@@ -185,7 +185,9 @@ class OptimizerConfig:
     """The optimizer, its learning-rate schedule, and clipping."""
 
     name: str = "adamw"
-    """adamw, basis-rotation, nesterov, delay-compensated or muon."""
+    """adamw, basis-rotation, graded-rotation, nesterov, delay-compensated or muon.
+
+    graded-rotation is basis rotation with settings for long delays; what is given beside the name wins over them."""
     lr: float = 1e-3
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)

@@ -17,6 +17,7 @@ from freerun.checks import validate
 from freerun.config import Config
 from freerun.errors import ConfigError
 from freerun.files import write_text
+from freerun.registry import OPTIMIZER_SETTINGS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +30,7 @@ Tree = dict[str, Any]
 def read(source: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
     """The config of a recipe or a TOML file, with `section.key` overrides on top, checked."""
     tree = _read_toml(_locate(source)) if source else {}
-    config = build(tree, source or "the defaults")
+    config = build(_with_optimizer_settings(tree, dict(overrides)), source or "the defaults")
     for key, text in overrides:
         config = replace(config, key, text)
     validate(config)
@@ -86,6 +87,23 @@ def keys() -> Iterator[str]:
                 yield prefix + name
 
     return walk(Config, "")
+
+
+def _with_optimizer_settings(tree: Tree, overrides: Mapping[str, str]) -> Tree:
+    """The tree with what comes with the optimizer's name, wherever it says nothing itself."""
+    given = tree.get("optimizer", {})
+    name = overrides.get("optimizer.name", given.get("name") if isinstance(given, Mapping) else None)
+    settings = OPTIMIZER_SETTINGS.get(str(name))
+    return tree if settings is None else {**tree, "optimizer": _merged(settings, given)}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
+    """Two tables in one; where both say something, the second wins."""
+    merged = {**below, **above}
+    for key, value in below.items():
+        if isinstance(value, Mapping) and isinstance(above.get(key), Mapping):
+            merged[key] = _merged(value, above[key])
+    return merged
 
 
 def _locate(source: str) -> Path:

@@ -12,13 +12,22 @@ from typing import Any
 OPTIMIZERS: Mapping[str, str] = {
     "adamw": "freerun.optim.adamw:build",
     "basis-rotation": "freerun.optim.basis_rotation:build",
+    "graded-rotation": "freerun.optim.basis_rotation:build",
     "nesterov": "freerun.optim.nesterov:build",
     "delay-compensated": "freerun.optim.delay_compensated:build",
     "muon": "freerun.optim.muon:build",
 }
 
-MATRIX_OPTIMIZERS = frozenset({"basis-rotation", "muon"})
+MATRIX_OPTIMIZERS = frozenset({"basis-rotation", "graded-rotation", "muon"})
 """Those whose step mixes the elements of a matrix, so that a matrix can't be cut among replicas."""
+
+OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "graded-rotation": {
+        "betas": [0.98, 0.999],
+        "rotation": {"fresh": 0.4, "tempering": 0.5, "grading": 1.0, "bias_correction": False},
+    },
+}
+"""Settings under [optimizer] that come with a name, unless the config says otherwise."""
 
 STRATEGIES: Mapping[str, str] = {
     "none": "freerun.replicas.none:build",

@@ -14,17 +14,6 @@ from studies.runner import Run, Study
 STUDY = Study(Path(__file__).parent)
 Settings = dict[str, str]
 
-GRADED: Settings = {
-    "optimizer.name": "basis-rotation",
-    "optimizer.betas": "0.98,0.999",
-    "optimizer.rotation.bias_correction": "false",
-    "optimizer.rotation.fresh": "0.4",
-    "optimizer.rotation.tempering": "0.5",
-    "optimizer.delay.lr": "power",
-    "optimizer.delay.lr_power": "1",
-    "optimizer.delay.lr_of": "matrices",
-}
-
 METHODS: dict[str, Settings] = {
     "adamw": {"optimizer.name": "adamw"},
     "pipedream-lr": {"optimizer.name": "adamw", "optimizer.delay.lr": "anneal"},
@@ -32,7 +21,7 @@ METHODS: dict[str, Settings] = {
     "delay-compensated": {"optimizer.name": "delay-compensated", "optimizer.delay.compensation": "0.5"},
     "muon": {"optimizer.name": "muon"},
     "rotation": {"optimizer.name": "basis-rotation"},
-    "graded": GRADED,
+    "graded": {"optimizer.name": "graded-rotation"},
 }
 """Methods by name; `rotation` is the paper's, `graded` is ours (docs/under-delay.md)."""
 
@@ -144,7 +133,7 @@ def ablation() -> Iterator[Run]:
     for stages, powers in ((8, ("0.5", "0.75", "1")), (1, ("1",))):
         for power in powers:
             for lr in ("4e-3", "8e-3", "1.2e-2"):
-                change = {"optimizer.lr": lr, "optimizer.delay.lr_power": power}
+                change = {"optimizer.lr": lr, "optimizer.rotation.grading": power}
                 yield from changed(stages, change)
     for beta in ("0.9", "0.95", "0.99"):
         yield from changed(1, {"optimizer.betas": f"{beta},0.999"}, {"optimizer.lr": "6e-3"})
@@ -168,15 +157,15 @@ def _choices(key: str, *values: str) -> list[Settings]:
 ABLATIONS: list[Settings] = [
     {},
     *[
-        {"optimizer.lr": lr, "optimizer.delay.lr_power": power}
+        {"optimizer.lr": lr, "optimizer.rotation.grading": power}
         for power in ("0.75", "1")
         for lr in ("4e-3", "6e-3", "8e-3", "1.6e-2", "2.4e-2")
     ],
-    {"optimizer.delay.lr_power": "0.75"},
-    {"optimizer.delay.lr_power": "0.5", "optimizer.lr": "4e-3"},
+    {"optimizer.rotation.grading": "0.75"},
+    {"optimizer.rotation.grading": "0.5", "optimizer.lr": "4e-3"},
     *_choices("lab.others_power", "0.25", "0.5", "1"),
     *_choices("lab.others_rate", "0.5", "2", "4"),
-    *[{"optimizer.delay.lr": "none", "optimizer.lr": lr} for lr in ("1e-3", "2e-3", "4e-3")],
+    *[{"optimizer.rotation.grading": "0", "optimizer.lr": lr} for lr in ("1e-3", "2e-3", "4e-3")],
     *_choices("optimizer.betas", "0.9,0.999", "0.95,0.999", "0.97,0.999", "0.99,0.999", "0.98,0.99", "0.98,0.995"),
     *_choices("optimizer.rotation.fresh", "0", "0.1", "0.2", "0.3", "0.5", "0.6"),
     *_choices("optimizer.rotation.tempering", "0", "0.25", "0.75", "1"),
@@ -189,9 +178,19 @@ ABLATIONS: list[Settings] = [
     *_choices("lab.power_anneal", "1000", "3000"),
     *_choices("lab.rows", "1"),
     {"lab.rows": "1", "optimizer.rotation.tempering": "0"},
-    {"lab.damping": "0.03", "lab.damping_power": "1", "optimizer.delay.lr_power": "0.75"},
-    {"lab.damping": "1", "lab.damping_power": "2", "optimizer.delay.lr": "none", "optimizer.rotation.tempering": "0"},
-    {"lab.damping": "0.3", "lab.damping_power": "1", "optimizer.delay.lr": "none", "optimizer.rotation.tempering": "0"},
+    {"lab.damping": "0.03", "lab.damping_power": "1", "optimizer.rotation.grading": "0.75"},
+    {
+        "lab.damping": "1",
+        "lab.damping_power": "2",
+        "optimizer.rotation.grading": "0",
+        "optimizer.rotation.tempering": "0",
+    },
+    {
+        "lab.damping": "0.3",
+        "lab.damping_power": "1",
+        "optimizer.rotation.grading": "0",
+        "optimizer.rotation.tempering": "0",
+    },
 ]
 """What is changed at P = 32, at the rate 1.2e-2 unless it says otherwise."""
 

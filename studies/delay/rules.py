@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from studies.delay.laboratory import Part
 
 
+ROTATING = ("basis-rotation", "graded-rotation")
+
+
 @dataclass(frozen=True)
 class Setting:
     """A run: the numbers that a config has, and those that are only tried."""
@@ -70,7 +73,7 @@ class Setting:
     def of(cls, config: Config, **tried: float) -> Setting:
         """The setting that a config describes."""
         optimizer, delay = config.optimizer, config.optimizer.delay
-        rotation, rotates = optimizer.rotation, optimizer.name == "basis-rotation"
+        rotation, rotates = optimizer.rotation, optimizer.name in ROTATING
         powered = delay.lr_power if delay.lr == "power" else 0.0
         given: dict[str, Any] = {
             "lr": optimizer.lr,
@@ -82,13 +85,14 @@ class Setting:
             "covariance_beta": optimizer.betas[1],
             "nesterov": optimizer.name == "nesterov",
             "power": powered,
-            "others_power": 0.0 if delay.lr_of == "matrices" else powered,
+            "others_power": powered,
             "anneal": float(delay.lr_anneal or config.training.updates / 4) if delay.lr == "anneal" else 0.0,
             "ahead": delay.lookahead,
             "compensation": delay.compensation,
         }
         if rotates:
             given |= {"fresh": rotation.fresh, "corrected": rotation.bias_correction, "tempering": rotation.tempering}
+            given["power"] += rotation.grading
         return cls(**{**given, **tried})
 
 

@@ -13,7 +13,7 @@ from freerun import config_files
 from freerun.config import Config
 from studies.delay.laboratory import WINDOW, Laboratory, crossing
 from studies.delay.plan import STUDY
-from studies.delay.rules import Setting
+from studies.delay.rules import ROTATING, Setting
 from studies.outcome import HOPELESS, TARGET, Outcome
 from studies.runner import Run, resolved
 
@@ -43,7 +43,7 @@ def groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
     for run in runs:
         shared = {key: value for key, value in run.settings.items() if not key.startswith(OF_A_RUN)}
         shared["interval"] = run.settings.get("optimizer.rotation.interval", "")
-        shared["rotates"] = str(run.settings["optimizer.name"] == "basis-rotation")
+        shared["rotates"] = str(run.settings["optimizer.name"] in ROTATING)
         by_what_they_share[json.dumps([shared, run.until, run.most], sort_keys=True)].append(run)
     for same in by_what_they_share.values():
         for start in range(0, len(same), MOST_AT_ONCE):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freerun.optim import BasisRotation
+from freerun.optim import BasisRotation, GradedRotation
 from freerun.optim.blocks import join, split
 from freerun.optim.reference import PlainRotation
 
@@ -42,6 +42,34 @@ def test_every_variant_follows_the_reference(
         ours.step()
         plain.update(gradient)
         torch.testing.assert_close(weight.detach(), plain.weight, rtol=0, atol=1e-10)
+
+
+def test_graded_rotation_follows_the_reference_whatever_the_delay() -> None:
+    weight = parameter((5, 9))
+    plain = PlainRotation(
+        weight.detach().clone(), lr=0.02, betas=(0.98, 0.999), grading=1.0, weight_decay=0.3, **COMBINED
+    )
+    ours = GradedRotation([weight], lr=0.02, weight_decay=0.3)
+    for update, gradient in enumerate(gradients((5, 9))):
+        weight.grad = gradient
+        ours.param_groups[0]["delay"] = update % 8
+        ours.step()
+        plain.update(gradient, update % 8)
+        torch.testing.assert_close(weight.detach(), plain.weight, rtol=0, atol=1e-10)
+
+
+def test_a_delay_slows_matrices_and_nothing_else() -> None:
+    steps = []
+    for delay in (0, 7):
+        matrix, vector = parameter((4, 4)), torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+        optimizer = GradedRotation([matrix, vector], lr=0.02, weight_decay=0.0)
+        optimizer.param_groups[0]["delay"] = delay
+        before = [matrix.detach().clone(), vector.detach().clone()]
+        matrix.grad, vector.grad = gradients((4, 4), 1)[0], torch.arange(1.0, 5.0, dtype=torch.float64)
+        optimizer.step()
+        steps.append([p.detach() - b for p, b in zip((matrix, vector), before, strict=True)])
+    torch.testing.assert_close(steps[0][0], 8 * steps[1][0])
+    torch.testing.assert_close(steps[0][1], steps[1][1])
 
 
 def test_matrices_of_one_shape_are_updated_together_as_if_alone() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from freerun import config_files
 from freerun.config import OptimizerConfig
 from freerun.errors import ConfigError
+from freerun.optim import GradedRotation
 from freerun.optim.param_groups import KINDS, param_groups
 from freerun.registry import OPTIMIZERS, load
 
@@ -81,6 +85,22 @@ def test_every_optimizer_is_built_from_a_config_and_trains_all_groups(name: str)
     net.head(net.norm(net.inner(net.embedding(torch.arange(10))))).logsumexp(-1).sum().backward()
     optimizer.step()
     assert all(not torch.equal(before[n], p) for n, p in net.named_parameters())
+
+
+def test_the_name_graded_rotation_stands_for_the_defaults_of_its_class() -> None:
+    config = config_files.read("", [("optimizer.name", "graded-rotation")]).optimizer
+    named = load(OPTIMIZERS["graded-rotation"])(param_groups(Net().named_parameters(), kind_of, config), config, 1, 0)
+    bare = GradedRotation(Net().parameters(), lr=config.lr)
+    differing = {k for k, v in bare.defaults.items() if named.param_groups[0][k] != v}
+    assert differing <= {"rotate", "kind", "names", "params"}
+
+
+def test_what_a_config_says_wins_over_what_comes_with_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('[optimizer]\nname = "graded-rotation"\n[optimizer.rotation]\nfresh = 0.1\n')
+    config = config_files.read(str(path), [("optimizer.betas", "0.9,0.99")]).optimizer
+    assert (config.betas, config.rotation.fresh, config.rotation.tempering) == ((0.9, 0.99), 0.1, 0.5)
+    assert not config.rotation.bias_correction
 
 
 def test_only_matrices_are_rotated() -> None:

@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from freerun.config import DelayConfig, OptimizerConfig
 from freerun.optim.rates import momentum_by_delay, rate
-from freerun.optim.stepper import NamedParameter, StagePlace, Stepper
 
 UPDATES = 1000
 
@@ -70,16 +68,6 @@ def test_power_lowers_the_rate_by_a_power_of_the_delay() -> None:
     by_power = config(DelayConfig(lr="power", lr_power=0.75), schedule="constant", warmup=0)
     assert rate(by_power, 0, UPDATES, 31) == pytest.approx(32**-0.75)
     assert rate(by_power, 0, UPDATES, 0) == 1.0
-
-
-def test_only_matrices_are_slowed_where_that_is_asked() -> None:
-    delay = DelayConfig(lr="power", lr_power=1, lr_of="matrices")
-    parameters = [NamedParameter(kind, kind, torch.ones(2, 2, requires_grad=True)) for kind in ("matrix", "head")]
-    for parameter in parameters:
-        parameter.tensor.grad = torch.ones(2, 2)
-    stepper = Stepper(config(delay, schedule="constant", warmup=0), 10, StagePlace(0, 8, 7), parameters)
-    assert list(stepper.step(0, 7)) == []
-    assert {group["kind"]: group["lr"] for group in stepper.optimizer.param_groups} == {"matrix": 1 / 8, "head": 1.0}
 
 
 def test_momentum_grows_with_delay_only_when_asked() -> None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from freerun.optim.basis_rotation import BasisRotation
     from freerun.optim.delay_compensated import DelayCompensated
     from freerun.optim.error_feedback import ErrorFeedback
+    from freerun.optim.graded_rotation import GradedRotation
     from freerun.optim.muon import Muon
     from freerun.optim.nesterov import NesterovAdamW
 
@@ -18,6 +19,7 @@ _HOMES = {
     "BasisRotation": "basis_rotation",
     "DelayCompensated": "delay_compensated",
     "ErrorFeedback": "error_feedback",
+    "GradedRotation": "graded_rotation",
     "Muon": "muon",
     "NesterovAdamW": "nesterov",
     "ProposingOptimizer": "base",
@@ -30,6 +32,7 @@ __all__ = [
     "BasisRotation",
     "DelayCompensated",
     "ErrorFeedback",
+    "GradedRotation",
     "Muon",
     "NesterovAdamW",
     "ProposingOptimizer",

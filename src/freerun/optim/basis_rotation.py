@@ -29,6 +29,7 @@ class BasisRotation(ProposingOptimizer):
     allocation: spread the refreshes of a pipeline of `stages` evenly, or by `nominal_delay`; see refresh.py.
     fresh, bias_correction, nesterov: the kind of momentum; see adam_rule.py.
     tempering: exponent by which steep directions are damped; 0 is off.
+    grading: exponent by which the rate of a rotated matrix falls with the gradient's delay; 0 is off.
     stagger: matrices refresh in turn, so that no update is a spike, instead of all when t is a multiple of interval.
     block: cut matrices into blocks with sides no longer than this, each rotated on its own; 0 is off. Cheaper.
     precision: "bf16" rotates in bf16, and keeps bases and momentum in it. Cheaper.
@@ -51,6 +52,7 @@ class BasisRotation(ProposingOptimizer):
         nominal_delay: int = 0,
         fresh: float = 0.0,
         tempering: float = 0.0,
+        grading: float = 0.0,
         bias_correction: bool = True,
         nesterov: bool = False,
         stagger: bool = False,
@@ -61,19 +63,21 @@ class BasisRotation(ProposingOptimizer):
         _one_of("geometry", geometry, ("bilateral", "unilateral"))
         _one_of("allocation", allocation, ("uniform", "stage-aware", "reversed"))
         _one_of("precision", precision, ("fp32", "bf16"))
-        if interval < 1 or block < 0 or tempering < 0:
+        if interval < 1 or min(block, tempering, grading) < 0:
             raise ConfigError(
-                f"interval is {interval}, block {block} and tempering {tempering}; "
+                f"interval is {interval}, block {block}, tempering {tempering} and grading {grading}; "
                 "interval must be 1 or more, the others 0 (off) or more."
             )
         defaults = adam_defaults(lr, betas, eps, weight_decay, fresh, bias_correction, nesterov)
         defaults |= {"source": source, "geometry": geometry, "interval": interval, "tempering": tempering}
+        defaults |= {"grading": grading}
         defaults |= {"allocation": allocation, "stages": stages, "nominal_delay": nominal_delay, "rotate": None}
         defaults |= {"stagger": stagger, "block": block, "precision": precision}
         super().__init__(params, defaults)
 
     def update(self, group: Group, slots: list[Slot]) -> None:
         interval = refresh_interval(group["allocation"], group["interval"], group["nominal_delay"], group["stages"])
+        graded = {**group, "lr": group["lr"] * (1 + group["delay"]) ** -group["grading"]}
         alike: dict[tuple[Any, ...], list[Slot]] = {}
         for slot in slots:
             if not treats(group, "rotate", slot.weight):
@@ -82,13 +86,13 @@ class BasisRotation(ProposingOptimizer):
             if not slot.state:
                 phase = _phase(group, slot.index, interval)
                 slot.state.update(start(group, _blocks(group, slot.gradient)), phase=phase)
-            rule = next_rule(group, slot.state)
+            rule = next_rule(graded, slot.state)
             refresh = rule.step > 1 and due(rule.step, interval, slot.state["phase"])
             key = (block_shape(slot.weight.shape, group["block"]), slot.weight.device, slot.weight.dtype, rule, refresh)
             alike.setdefault(key, []).append(slot)
         for (_, device, _, rule, refresh), members in alike.items():
             for run in chunks([slot.weight.numel() for slot in members], STACK.get(device.type, 2**24)):
-                _update_together(group, members[run], rule, refresh)
+                _update_together(graded, members[run], rule, refresh)
 
 
 def _update_together(group: Group, slots: list[Slot], rule: AdamRule, refresh: bool) -> None:
@@ -146,6 +150,7 @@ def build(groups: list[Group], config: OptimizerConfig, stages: int, nominal_del
         nominal_delay=nominal_delay,
         fresh=rotation.fresh,
         tempering=rotation.tempering,
+        grading=rotation.grading,
         bias_correction=rotation.bias_correction,
         nesterov=rotation.nesterov,
         stagger=rotation.stagger,

@@ -24,13 +24,14 @@ class PlainRotation:
     interval: int = 10
     fresh: float = 0.0
     tempering: float = 0.0
+    grading: float = 0.0
     bias_correction: bool = True
     step: int = 0
     kept: dict[str, Tensor] = field(default_factory=dict)
     """M, S, and as far as the variant has them L, R, U, V."""
 
-    def update(self, g: Tensor) -> None:
-        """One update of the weight by the gradient g."""
+    def update(self, g: Tensor, delay: int = 0) -> None:
+        """One update of the weight by the gradient g, which is `delay` updates old."""
         self.step += 1
         if self.step == 1:
             self._start(g)
@@ -50,7 +51,7 @@ class PlainRotation:
             kept["M"] = self._rotated_back(rotated_m)
         kept["S"] = beta2 * kept["S"] + (1 - beta2) * rotated_g * rotated_g
         step = self._rotated_back(self._step(rotated_g, rotated_m))
-        self.weight = self.weight - self.lr * (step + self.weight_decay * self.weight)
+        self.weight = self.weight - self.lr * (1 + delay) ** -self.grading * (step + self.weight_decay * self.weight)
 
     def _step(self, g: Tensor, m: Tensor) -> Tensor:
         beta1, beta2 = self.betas

@@ -109,10 +109,8 @@ class Stepper:
         norm = math.sqrt(norm2 + self.others_norm2)
         clip(self._tensors, norm, self._config.clip)
         self.last_rate = self.rate(progress, delay)
-        undelayed = self.rate(progress, 0)
         for group in self.optimizer.param_groups:
-            spared = self._config.delay.lr_of == "matrices" and group["kind"] != "matrix"
-            group["lr"] = (undelayed if spared else self.last_rate) * group.get("lr_scale", 1.0)
+            group["lr"] = self.last_rate * group.get("lr_scale", 1.0)
             group["delay"] = delay
         return True
 
