@@ -165,8 +165,18 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def report(name: str, quick: bool, about: dict[str, Any], claims: Sequence[Claim], measured: dict[str, Any]) -> None:
-    """Print the claims with what came out, and write everything as JSON; a quick run's numbers replace nobody's."""
+def report(
+    name: str,
+    quick: bool,
+    about: dict[str, Any],
+    claims: Sequence[Claim],
+    measured: dict[str, Any],
+    only: str | None = None,
+) -> None:
+    """Print the claims with what came out, and write everything as JSON; a quick run's numbers replace nobody's.
+
+    When `only` one part was measured, its numbers replace those that the part had in the last whole run's file.
+    """
     rows = [
         (c.what, c.measured, f"{'≤' if c.at_most else '≥'} {_shown(c.target)}", "yes" if c.holds else "NO")
         for c in claims
@@ -181,9 +191,23 @@ def report(name: str, quick: bool, about: dict[str, Any], claims: Sequence[Claim
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"{name}.quick.json" if quick else f"{name}.json")
+    if only and path.exists():
+        whole = _renewed(json.loads(path.read_text()), whole, only)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(whole, indent=1) + "\n")
     beside.replace(path)
     if about["load_before"] >= QUIET:
         print(f"the machine was busy (load {about['load_before']:.1f}); take these numbers with care", file=sys.stderr)
     print(f"results: {path.name}")
+
+
+def _renewed(whole: dict[str, Any], part: dict[str, Any], only: str) -> dict[str, Any]:
+    """A whole run's results with one part's claims and numbers from a later run."""
+    later = {claim["what"]: claim for claim in part["claims"]}
+    claims = [later.pop(claim["what"], claim) for claim in whole["claims"]]
+    return {
+        **whole,
+        "machine": {**whole["machine"], f"{only}, measured again": part["machine"]},
+        "claims": [*claims, *later.values()],
+        "measured": {**whole["measured"], only: part["measured"][only]},
+    }

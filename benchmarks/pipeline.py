@@ -299,9 +299,7 @@ PARTS: dict[str, Callable[[bool, float], Part]] = {
 
 
 def main() -> None:
-    options = arguments(
-        __doc__, ("--only", {"choices": list(PARTS), "help": "measure only this part, into a file of its own"})
-    )
+    options = arguments(__doc__, ("--only", {"choices": list(PARTS), "help": "measure only this part again"}))
     patience = 0 if options.quick else options.patience
     quiet(patience)
     about = machine()
@@ -311,8 +309,7 @@ def main() -> None:
         if options.only in (None, name):
             more, measured[name] = part(options.quick, patience)
             claims += more
-    name = f"pipeline-{options.only}" if options.only else "pipeline"
-    report(name, options.quick, about, claims, measured)
+    report("pipeline", options.quick, about, claims, measured, options.only)
 
 
 if __name__ == "__main__":

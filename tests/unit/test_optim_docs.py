@@ -1,4 +1,4 @@
-"""The example in docs/add-an-optimizer.md works as it stands."""
+"""The examples of optimizers on the pages work as they stand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from freerun.config import OptimizerConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-an-optimizer.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "add-an-optimizer.md"
 
 
 def example() -> dict[str, Any]:
@@ -38,3 +40,15 @@ def test_the_example_optimizer_trains_proposes_and_minds_the_delay() -> None:
         moves[delay] = (weight - before).abs().max().item()
     assert losses == sorted(losses, reverse=True)
     assert abs(moves[0] / moves[3] - 4) < 1e-3
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/under-delay.md"])
+def test_the_loop_on_a_page_lowers_its_loss(page: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    losses = {}
+    for updates in (1, 20):
+        names: dict[str, Any] = {"__name__": "example"}
+        torch.manual_seed(0)
+        exec(compile(code.replace("range(20)", f"range({updates})"), page, "exec"), names)
+        losses[updates] = float(names["loss"])
+    assert losses[20] < losses[1]
