@@ -57,15 +57,15 @@ RATES: dict[str, dict[int, Sequence[str]]] = {
 """Learning rates tried for each method at each depth of pipeline: four at P = 1, 8 and 32, two between."""
 
 BEST: dict[str, dict[int, str]] = {
-    "adamw": {1: "3e-3", 2: "3e-3", 4: "3e-3", 8: "1e-3", 16: "1e-3", 32: "1e-3"},
-    "pipedream-lr": {8: "3e-3", 32: "3e-3"},
-    "nesterov": {8: "3e-3", 32: "3e-3"},
-    "delay-compensated": {32: "1e-3"},
-    "muon": {32: "3e-3"},
-    "rotation": {1: "3e-3", 2: "3e-3", 4: "3e-3", 8: "1e-3", 16: "1e-3", 32: "1e-3"},
-    "graded": {1: "4e-3", 2: "4e-3", 4: "4e-3", 8: "4e-3", 16: "8e-3", 32: "8e-3"},
+    "adamw": {8: "5e-4", 32: "5e-4"},
+    "pipedream-lr": {8: "1e-3", 32: "1e-3"},
+    "nesterov": {8: "1e-3", 32: "5e-4"},
+    "rotation": {8: "1e-3", 32: "5e-4"},
+    "graded": {8: "8e-3", 32: "1.2e-2"},
 }
-"""The rates that the search chose (those not searched yet: the nearest depth's)."""
+"""The rates that the finals chose, for what is not searched again."""
+SHORT = 1000
+"""Updates of such a run, of 3,000 for which its learning rate is planned."""
 
 
 def run(
@@ -103,27 +103,31 @@ def finals() -> Iterator[Run]:
                     yield run(name, method, stages, {"optimizer.lr": lr}, seed)
 
 
+def short(name: str, method: str, stages: int, settings: Settings, depth: int = 32) -> Run:
+    """A run at the rate that is best for a depth, for as long as it takes to see a difference."""
+    return run(name, method, stages, {"optimizer.lr": BEST[method][depth], **settings}, until=TARGET, most=SHORT)
+
+
 def rotation() -> Iterator[Run]:
     """The paper's own comparisons: variants, intervals, allocation of refreshes."""
     for source in ("first", "second"):
         for geometry in ("unilateral", "bilateral"):
             settings = {"optimizer.rotation.source": source, "optimizer.rotation.geometry": geometry}
-            yield run(f"variants/{source}-{geometry}", "rotation", 32, {**_best("rotation", 32), **settings})
+            yield short(f"variants/{source}-{geometry}", "rotation", 32, settings)
     for method in ("rotation", "graded"):
         for interval in (1, 5, 10, 30, 100):
-            settings = {**_best(method, 32), "optimizer.rotation.interval": str(interval)}
-            yield run(f"interval/{method}-{interval}", method, 32, settings)
+            yield short(f"interval/{method}-{interval}", method, 32, {"optimizer.rotation.interval": str(interval)})
         for allocation in ("uniform", "stage-aware", "reversed"):
-            extra = {"optimizer.rotation.allocation": allocation, "optimizer.rotation.interval": "30"}
-            yield run(f"allocation/{method}-{allocation}", method, 32, {**_best(method, 32), **extra})
+            settings = {"optimizer.rotation.allocation": allocation, "optimizer.rotation.interval": "30"}
+            yield short(f"allocation/{method}-{allocation}", method, 32, settings)
 
 
 def latest() -> Iterator[Run]:
     """Without stashing: the newest weights in every backward."""
-    for method in ("adamw", "pipedream-lr", "nesterov", "rotation", "graded"):
+    for method in BEST:
         for stages in (8, 32):
-            settings = {**_best(method, stages), "pipeline.weights": "latest"}
-            yield run(f"latest/{method}-p{stages}", method, stages, settings)
+            settings = {"pipeline.weights": "latest"}
+            yield short(f"latest/{method}-p{stages}", method, stages, settings, depth=stages)
 
 
 def ablation() -> Iterator[Run]:
@@ -199,8 +203,8 @@ def growth() -> Iterator[Run]:
     """The model and the pipeline grow together: bigger must stay better."""
     for method in ("adamw", "rotation", "graded"):
         for layers in (4, 8, 16):
-            settings = {**_best(method, 32), "model.layers": str(layers)}
-            yield run(f"growth/{method}-l{layers}", method, 4 * layers, settings)
+            settings = {"model.layers": str(layers), "optimizer.lr": BEST[method][32]}
+            yield run(f"growth/{method}-l{layers}", method, 4 * layers, settings, most=SHORT)
 
 
 TOKENIZER = "{studies}/delay/headers-1024.json"
@@ -232,7 +236,11 @@ def elsewhere() -> Iterator[Run]:
 def quick() -> Iterator[Run]:
     """The two-minute form: P = 8, three methods, 600 updates."""
     for method in ("adamw", "rotation", "graded"):
-        settings = {**_best(method, 8), "pipeline.granularity": "layer", "data.max_documents": "100"}
+        settings = {
+            "optimizer.lr": BEST[method][8],
+            "pipeline.granularity": "layer",
+            "data.max_documents": "100",
+        }
         yield run(f"quick/{method}", method, 8, settings, updates=600)
 
 
