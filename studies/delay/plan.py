@@ -89,10 +89,6 @@ def run(
     return Run(name, method, all_settings, until, most)
 
 
-def _best(method: str, stages: int) -> Settings:
-    return {"optimizer.lr": BEST[method][stages]}
-
-
 def finals() -> Iterator[Run]:
     """Every method at every rate, three seeds."""
     for method, depths in RATES.items():
