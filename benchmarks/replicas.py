@@ -184,7 +184,7 @@ def draw(seconds: dict[str, dict[int, float]]) -> None:
     axes.set(xlabel="workers", ylabel="seconds per update", ylim=(0, None), xscale="log", xticks=list(seconds["acco"]))
     axes.minorticks_off()
     axes.set_xticklabels([str(count) for count in seconds["acco"]])
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(RESULTS / "replicas.svg", bbox_inches="tight")
 
