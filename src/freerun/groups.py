@@ -114,11 +114,19 @@ class Mailboxes:
         self.sent: dict[Route, deque[Tensor]] = defaultdict(deque)
         self.expected: dict[Route, deque[LocalReceive]] = defaultdict(deque)
 
-    def deliver(self, route: Route) -> None:
-        """Copy what has been sent into what is expected, in order."""
-        sent, expected = self.sent[route], self.expected[route]
-        while sent and expected:
-            expected.popleft().accept(sent.popleft())
+    def send(self, route: Route, message: Tensor) -> None:
+        """Copy a message to where it is expected, or else keep a copy of it."""
+        if self.expected[route]:
+            self.expected[route].popleft().accept(message)
+        else:
+            self.sent[route].append(message.clone())
+
+    def receive(self, route: Route, receive: LocalReceive) -> None:
+        """Take the next message that was sent, or else expect it."""
+        if self.sent[route]:
+            receive.accept(self.sent[route].popleft())
+        else:
+            self.expected[route].append(receive)
 
 
 class LocalReceive:
@@ -174,16 +182,12 @@ class LocalGroup:
 
     def send(self, tensor: Tensor, to: int) -> Wait:
         self._sent += tensor.nbytes
-        route = (self._number, self.rank, to)
-        self._mailboxes.sent[route].append(tensor.detach().clone())
-        self._mailboxes.deliver(route)
+        self._mailboxes.send((self._number, self.rank, to), tensor.detach())
         return OVER
 
     def receive(self, into: Tensor, source: int) -> Wait:
-        route = (self._number, source, self.rank)
         receive = LocalReceive(into, f"{self._name}: message from {source} to {self.rank}")
-        self._mailboxes.expected[route].append(receive)
-        self._mailboxes.deliver(route)
+        self._mailboxes.receive((self._number, source, self.rank), receive)
         return receive
 
     def background(self, steps: Steps[T]) -> Task[T]:
