@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from freerun.files import write_text
-from studies.replicas.plan import METHODS, SEEDS, STUDY
+from studies.replicas.plan import METHODS, SECTIONS, SEEDS, STUDY
 
 Result = dict[str, Any]
 Groups = Mapping[tuple[str, int, str], Sequence[Result]]
@@ -24,21 +24,27 @@ NAMES = {
     "diloco": "diloco",
     "diloco-streaming": "diloco, streaming",
 }
+TITLES = {
+    "finals": "Four replicas",
+    "workers": "Two and eight replicas, the same batch",
+    "search": "Learning rates, one seed, four replicas",
+    "limits": "Sparse averaging, one seed, four replicas: fraction and delay",
+}
 
 
 def draw() -> None:
     """Draw what there are results for."""
-    lines = ["# Results", "", "Written by `python -m studies.replicas --draw` from the JSON beside it.", ""]
-    finals = grouped(STUDY.load("final"))
-    if finals:
-        picture(finals, STUDY.results / "final.png")
-    for title, groups in (
-        ("Four replicas, three seeds", finals),
-        ("Two and eight replicas, the same batch, three seeds", grouped(STUDY.load("workers"))),
-        ("Learning rates, one seed, four replicas", grouped(STUDY.load("search"))),
-    ):
-        lines += table(title, groups, finals)
+    results = {result["run"]: result for section in ("runs", "limits") for result in STUDY.load(section)}
+    parts = {
+        section: grouped([results[run.name] for run in runs() if run.name in results])
+        for section, runs in SECTIONS.items()
+    }
+    lines = ["# Results", "", "Written by `python -m studies.replicas --draw` from the results beside it.", ""]
+    for section, title in TITLES.items():
+        lines += table(title, parts[section], reference_losses(parts["finals"]))
     write_text(STUDY.results / "tables.md", "\n".join(lines) + "\n")
+    if parts["finals"]:
+        picture(parts["finals"], STUDY.results / "final.png")
 
 
 def grouped(results: Sequence[Result]) -> Groups:
@@ -47,18 +53,16 @@ def grouped(results: Sequence[Result]) -> Groups:
     for result in results:
         settings = result["settings"]
         found[result["method"], int(settings["replicas.count"]), settings["optimizer.lr"]].append(result)
-    return dict(
-        sorted(found.items(), key=lambda item: (list(METHODS).index(item[0][0]), item[0][1], float(item[0][2])))
-    )
+    order = [*METHODS, *sorted({method for method, _, _ in found} - set(METHODS))]
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1], float(item[0][2]))))
 
 
-def table(title: str, groups: Groups, finals: Groups) -> list[str]:
+def table(title: str, groups: Groups, reference: Mapping[int, float]) -> list[str]:
     """Held-out losses, and how far they are from those of `allreduce`, seed by seed."""
     if not groups:
         return []
     lines = [f"## {title}", "", "| strategy | replicas | rate | held-out loss | against allreduce | disagreement |"]
     lines += ["| --- | --- | --- | --- | --- | --- |"]
-    reference = reference_losses(finals)
     for (method, replicas, lr), results in groups.items():
         held = [r["eval_loss"] for r in results if r["eval_loss"] is not None]
         loss = (
@@ -66,7 +70,7 @@ def table(title: str, groups: Groups, finals: Groups) -> list[str]:
         )
         apart = [r["disagreement"] for r in results if r["disagreement"] is not None]
         cells = (
-            NAMES[method],
+            NAMES.get(method, method),
             replicas,
             lr,
             loss,
@@ -79,8 +83,7 @@ def table(title: str, groups: Groups, finals: Groups) -> list[str]:
 
 def reference_losses(finals: Groups) -> dict[int, float]:
     """By seed, the held-out loss of `allreduce` at its best rate."""
-    candidates = [results for (method, _, _), results in finals.items() if method == "allreduce"]
-    best = min(candidates, key=lambda results: mean(r["eval_loss"] for r in results), default=[])
+    best = [r for (method, _, _), results in finals.items() if method == "allreduce" for r in results]
     return {int(r["settings"]["training.seed"]): r["eval_loss"] for r in best}
 
 

@@ -83,4 +83,13 @@ def workers() -> Iterator[Run]:
                 yield run(method, replicas, BEST[method], seed)
 
 
-SECTIONS = {"search": search, "finals": finals, "workers": workers}
+def limits() -> Iterator[Run]:
+    """What `sparse` loses to its delay, to its fraction, and to steps from a replica's own small batch."""
+    for fraction, delay in (("1", "0"), ("0.05", "0"), ("0.3", "10")):
+        of_round = {"replicas.fraction": fraction, "replicas.delay": f"fixed:{delay}"}
+        like = run("sparse-ema", 4, BEST["sparse-ema"], 0)
+        label = f"sparse, p = {fraction}, delay {delay}"
+        yield Run(f"limits/sparse-p{fraction}-delay{delay}", label, {**like.settings, **of_round})
+
+
+SECTIONS = {"search": search, "finals": finals, "workers": workers, "limits": limits}

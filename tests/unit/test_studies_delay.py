@@ -89,7 +89,7 @@ def test_runs_done_side_by_side_are_kept_and_not_done_again(tmp_path: Path, monk
         plan.run("some/stopped", "graded", 8, small, updates=60, most=52),
     ]
     study = Study(tmp_path)
-    (tmp_path / "workload.toml").write_text(plan.STUDY.workload.read_text())
+    study.workload.write_text(plan.STUDY.workload.read_text())
     monkeypatch.setattr(side_by_side, "STUDY", study)
     assert [[run.name for run in group] for group in side_by_side.groups(runs)] == [[run.name] for run in runs]
     side_by_side.carry_out(runs, "cpu")
@@ -99,3 +99,14 @@ def test_runs_done_side_by_side_are_kept_and_not_done_again(tmp_path: Path, monk
     assert results["some/graded"]["settings"]["lab.others_rate"] == "2"
     assert results["some/adamw"]["curve"][0][0] == 50
     assert not study.missing(runs)
+
+
+@pytest.mark.timeout(600)
+def test_the_two_minute_form_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = Study(tmp_path)
+    study.workload.write_text(plan.STUDY.workload.read_text())
+    study.carry_out(list(plan.quick()), at_once=2)
+    results = {result["method"]: result for result in study.load("quick")}
+    assert {result["status"] for result in results.values()} == {"finished"}
+    assert results["graded"]["loss"] < results["rotation"]["loss"] < results["adamw"]["loss"]
