@@ -52,7 +52,12 @@ def _at_least(config: Config) -> None:
         ("optimizer.lr", config.optimizer.lr, 0),
         ("optimizer.warmup", config.optimizer.warmup, 0),
         ("optimizer.clip", config.optimizer.clip, 0),
+        ("optimizer.weight_decay", config.optimizer.weight_decay, 0),
         ("optimizer.rotation.interval", config.optimizer.rotation.interval, 1),
+        ("optimizer.rotation.fresh", config.optimizer.rotation.fresh, 0),
+        ("optimizer.rotation.tempering", config.optimizer.rotation.tempering, 0),
+        ("optimizer.rotation.grading", config.optimizer.rotation.grading, 0),
+        ("optimizer.rotation.block", config.optimizer.rotation.block, 0),
         ("evaluation.every", config.evaluation.every, 0),
         ("evaluation.microbatches", config.evaluation.microbatches, 0),
         ("checkpoint.every", config.checkpoint.every, 0),
@@ -131,6 +136,14 @@ def _check_optimizer(config: Config) -> None:
     for index, beta in enumerate(config.optimizer.betas):
         if not 0 <= beta < 1:
             raise ConfigError(f"optimizer.betas[{index}] is {beta:g}; it must be at least 0 and below 1.")
+    rotation = config.optimizer.rotation
+    if rotation.fresh > 1:
+        raise ConfigError(f"optimizer.rotation.fresh is {rotation.fresh:g}; it is a share, so at most 1.")
+    if rotation.nesterov and (rotation.fresh or not rotation.bias_correction):
+        raise ConfigError(
+            "optimizer.rotation.nesterov sets the weights of momentum and gradient itself; it needs "
+            "optimizer.rotation.fresh 0 and bias_correction true, which optimizer.name basis-rotation has."
+        )
 
 
 def _either(names: Iterable[str]) -> str:

@@ -50,5 +50,5 @@ def test_the_loop_on_a_page_lowers_its_loss(page: str) -> None:
         names: dict[str, Any] = {"__name__": "example"}
         torch.manual_seed(0)
         exec(compile(code.replace("range(20)", f"range({updates})"), page, "exec"), names)
-        losses[updates] = float(names["loss"])
+        losses[updates] = names["loss"].item()
     assert losses[20] < losses[1]
