@@ -92,9 +92,10 @@ def keys() -> Iterator[str]:
 def _with_optimizer_settings(tree: Tree, overrides: Mapping[str, str]) -> Tree:
     """The tree with what comes with the optimizer's name, wherever it says nothing itself."""
     given = tree.get("optimizer", {})
-    name = overrides.get("optimizer.name", given.get("name") if isinstance(given, Mapping) else None)
-    settings = OPTIMIZER_SETTINGS.get(str(name))
-    return tree if settings is None else {**tree, "optimizer": _merged(settings, given)}
+    if not isinstance(given, Mapping):
+        return tree
+    settings = OPTIMIZER_SETTINGS.get(str(overrides.get("optimizer.name", given.get("name"))), {})
+    return {**tree, "optimizer": _merged(settings, given)}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:

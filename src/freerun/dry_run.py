@@ -13,8 +13,14 @@ from freerun.model.size import LAYER_PARTS, activation_bytes, flops_per_token, p
 from freerun.pipeline.schedule import max_in_flight, max_versions
 from freerun.weights.delay import steady_delay
 
-OPTIMIZER_BYTES = {"adamw": 8, "nesterov": 8, "delay-compensated": 8, "muon": 4, "basis-rotation": 16}
-OPTIMIZER_BYTES["graded-rotation"] = OPTIMIZER_BYTES["basis-rotation"]
+OPTIMIZER_BYTES = {
+    "adamw": 8,
+    "nesterov": 8,
+    "delay-compensated": 8,
+    "muon": 4,
+    "basis-rotation": 16,
+    "graded-rotation": 16,
+}
 """Bytes of state per parameter, about: basis rotation keeps the bases and covariances of square matrices too."""
 
 

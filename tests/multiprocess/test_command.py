@@ -24,6 +24,7 @@ SMALL = {
     "training.updates": 12,
     "training.sequences": 2,
     "training.threads": 1,
+    "optimizer.name": "graded-rotation",
     "optimizer.warmup": 3,
     "evaluation.microbatches": 2,
     "run.log_every": 4,

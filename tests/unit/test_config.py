@@ -82,6 +82,7 @@ def test_looking_ahead_inside_the_basis_is_refused_with_graded_rotation() -> Non
     [
         ("[model", "is not valid TOML"),
         ("model = 3", "but it is a section: write [model]"),
+        ("optimizer = 3", "but it is a section: write [optimizer]"),
         ("[model]\nlayers = '4'", "model.layers is '4', but it takes a whole number"),
         ("[modle]\nlayers = 4", "unknown key modle"),
     ],
