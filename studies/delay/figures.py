@@ -17,11 +17,10 @@ NAMES = {
     "pipedream-lr": "PipeDream-LR",
     "nesterov": "NesterovAdamW",
     "delay-compensated": "delay compensation",
-    "muon": "Muon",
     "rotation": "basis rotation",
     "graded": "graded rotation (ours)",
 }
-COLORS = dict(zip(NAMES, ("#7f7f7f", "#8c564b", "#2ca02c", "#bcbd22", "#9467bd", "#1f77b4", "#d62728"), strict=True))
+COLORS = dict(zip(NAMES, ("#7f7f7f", "#8c564b", "#2ca02c", "#bcbd22", "#1f77b4", "#d62728"), strict=True))
 
 Key = tuple[Any, ...]
 Groups = Mapping[Key, Sequence[Outcome]]

@@ -8,7 +8,6 @@ and an optimizer of its own. Tests hold every run to `freerun simulate`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -280,17 +279,6 @@ def crossing(losses: Tensor, target: float) -> list[int | None]:
     below = means < target
     first = below.float().argmax(0)
     return [int(first[r]) + WINDOW if bool(below[:, r].any()) else None for r in range(losses.shape[1])]
-
-
-def smoothed(losses: Tensor, every: int = 50) -> list[list[float]]:
-    """For each run, the mean of each stretch of updates."""
-    whole = len(losses) // every * every
-    means = losses[:whole].view(-1, every, losses.shape[1]).mean(1)
-    return [[_rounded(value) for value in run] for run in means.T.tolist()]
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
 
 
 def _like(values: Tensor, tensor: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ METHODS: dict[str, Settings] = {
     "pipedream-lr": {"optimizer.name": "adamw", "optimizer.delay.lr": "anneal"},
     "nesterov": {"optimizer.name": "nesterov", "optimizer.betas": "0.99,0.999"},
     "delay-compensated": {"optimizer.name": "delay-compensated", "optimizer.delay.compensation": "0.5"},
-    "muon": {"optimizer.name": "muon"},
     "rotation": {"optimizer.name": "basis-rotation"},
     "graded": {"optimizer.name": "graded-rotation"},
 }

@@ -52,8 +52,6 @@ class Setting:
     """c in 1 / (1 + c·τ·(D/rms D)^r), never scaled back."""
     damping_power: float = 1.0
     """r."""
-    damping_by_rate: float = 0.0
-    """1: c is multiplied by the share of the peak rate that the schedule gives now."""
     ahead: float = 0.0
     """Forwards see w + ahead · τ · (last update)."""
     compensation: float = 0.0
@@ -238,8 +236,7 @@ def _direction(
         ratio = bent * (before / after.clamp(min=1e-30))
     if rules.of["damping"].any():
         late = delays.clamp(max=update).view(-1, 1, 1)
-        strength = of["damping"] * torch.where(of["damping_by_rate"] > 0, rules.schedule(update), 1.0)
-        ratio = ratio / (1 + strength * late * relative ** of["damping_power"])
+        ratio = ratio / (1 + of["damping"] * late * relative ** of["damping_power"])
     return ratio
 
 

@@ -26,7 +26,11 @@ OF_A_RUN = ("optimizer.", "lab.", "pipeline.stages", "training.seed")
 
 def carry_out(runs: Sequence[Run], device: str, source: str = "") -> None:
     """Do the runs that have no result yet; `source` replaces the workload's text."""
-    for together in groups(STUDY.missing(runs)):
+    missing = STUDY.missing(runs)
+    for run in missing:
+        if reason := only_replayed(config_of(run, source)):
+            raise SystemExit(f"{run.name} can't be done side by side ({reason}); leave out --side-by-side for it.")
+    for together in groups(missing):
         configs = [config_of(run, source) for run in together]
         settings = [setting(run, config) for run, config in zip(together, configs, strict=True)]
         print(f"{len(together)} runs side by side, from {together[0].name}", flush=True)
@@ -56,6 +60,21 @@ def config_of(run: Run, source: str = "") -> Config:
     if source:
         known = {"data.source": source, **known}
     return config_files.read(str(STUDY.workload), list(known.items()))
+
+
+def only_replayed(config: Config) -> str:
+    """What a run asks for that the laboratory does not have; nothing if it has it all."""
+    optimizer, rotation = config.optimizer, config.optimizer.rotation
+    has = {
+        "optimizer.name": optimizer.name in (*ROTATING, "adamw", "nesterov", "delay-compensated"),
+        "pipeline.weights": config.pipeline.weights in ("auto", "stash"),
+        "pipeline.microbatches": config.pipeline.microbatches == 1,
+        "optimizer.rotation.source": rotation.source == "second",
+        "optimizer.rotation.geometry": rotation.geometry == "bilateral",
+        "optimizer.rotation.allocation": rotation.allocation == "uniform",
+        "optimizer.rotation.block": rotation.block == 0,
+    }
+    return ", ".join(key for key, there in has.items() if not there)
 
 
 def setting(run: Run, config: Config) -> Setting:

@@ -101,6 +101,18 @@ def test_runs_done_side_by_side_are_kept_and_not_done_again(tmp_path: Path, monk
     assert not study.missing(runs)
 
 
+def test_what_the_laboratory_does_not_have_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study(tmp_path)
+    study.workload.write_text(plan.STUDY.workload.read_text())
+    monkeypatch.setattr(side_by_side, "STUDY", study)
+    runs = [next(plan.finals()), next(plan.latest())]
+    with pytest.raises(SystemExit, match=r"latest/adamw-p8 can't be done side by side \(pipeline.weights\)"):
+        side_by_side.carry_out(runs, "cpu")
+    assert study.missing(runs) == runs
+
+
 @pytest.mark.timeout(600)
 def test_the_two_minute_form_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
