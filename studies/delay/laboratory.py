@@ -148,9 +148,9 @@ class Laboratory:
             mine = [self.parts.index(part) for part in stack.parts]
             delays = torch.stack([part.delays for part in stack.parts], dim=1).flatten()
             weights = stack.gather([part.weights for part in stack.parts])
-            moved = rotated(
-                self.rules, stack.state, weights, stack.gather([gradients[i] for i in mine]), delays, update
-            )
+            used = stack.gather([part.leaf.detach() for part in stack.parts]) if self.rules.bends else None
+            late = stack.gather([gradients[i] for i in mine])
+            moved = rotated(self.rules, stack.state, weights, used, late, delays, update)
             for part, new in zip(stack.parts, stack.scatter(moved, self.runs), strict=True):
                 part.weights.copy_(new)
         stacked = {part.name for stack in self.stacks for part in stack.parts}
@@ -159,7 +159,15 @@ class Laboratory:
                 used = part.leaf.detach() if self.rules.compensates else part.weights
                 coordinatewise(self.rules, part, gradient, used, update)
         for part in self.parts:
-            part.history[(update + 1) % len(part.history)] = part.weights
+            part.history[(update + 1) % len(part.history)] = self._shown(part)
+
+    def _shown(self, part: Part) -> Tensor:
+        """What forwards see of the newest weights."""
+        if not self.rules.averages:
+            return part.weights
+        mean = part.state.setdefault("mean", part.weights.clone())
+        mean.lerp_(part.weights, _like(1 / self.rules.of["horizon"], mean))
+        return part.weights.lerp(mean, _like(self.rules.of["average"], mean))
 
     def _start(self, gradients: list[Tensor]) -> None:
         """Bases from the first gradient, which all runs of a seed share: one decomposition serves them all."""

@@ -98,9 +98,9 @@ def finals() -> Iterator[Run]:
                     yield run(name, method, stages, {"optimizer.lr": lr}, seed)
 
 
-def short(name: str, method: str, stages: int, settings: Settings, depth: int = 32) -> Run:
+def short(name: str, method: str, stages: int, settings: Settings, depth: int = 32, seed: int = 0) -> Run:
     """A run at the rate that is best for a depth, for as long as it takes to see a difference."""
-    return run(name, method, stages, {"optimizer.lr": BEST[method][depth], **settings}, until=TARGET, most=SHORT)
+    return run(name, method, stages, {"optimizer.lr": BEST[method][depth], **settings}, seed, until=TARGET, most=SHORT)
 
 
 def rotation() -> Iterator[Run]:
@@ -110,11 +110,13 @@ def rotation() -> Iterator[Run]:
             settings = {"optimizer.rotation.source": source, "optimizer.rotation.geometry": geometry}
             yield short(f"variants/{source}-{geometry}", "rotation", 32, settings)
     for method in ("rotation", "graded"):
-        for interval in (1, 5, 10, 30, 100):
-            yield short(f"interval/{method}-{interval}", method, 32, {"optimizer.rotation.interval": str(interval)})
-        for allocation in ("uniform", "stage-aware", "reversed"):
-            settings = {"optimizer.rotation.allocation": allocation, "optimizer.rotation.interval": "30"}
-            yield short(f"allocation/{method}-{allocation}", method, 32, settings)
+        for seed in range(3):
+            for interval in (1, 5, 10, 30, 100):
+                settings = {"optimizer.rotation.interval": str(interval)}
+                yield short(f"interval/{method}-{interval}-s{seed}", method, 32, settings, seed=seed)
+            for allocation in ("uniform", "stage-aware", "reversed"):
+                settings = {"optimizer.rotation.allocation": allocation, "optimizer.rotation.interval": "30"}
+                yield short(f"allocation/{method}-{allocation}-s{seed}", method, 32, settings, seed=seed)
 
 
 def latest() -> Iterator[Run]:
@@ -173,6 +175,26 @@ ABLATIONS: list[Settings] = [
     *_choices("lab.beta1_power", "0.2", "0.5"),
     *_choices("lab.fresh_power", "-0.25", "0.25"),
     *_choices("lab.ahead", "0.1", "0.3", "1"),
+    *[
+        {"lab.curvature": c, "lab.curvature_power": r, "optimizer.rotation.grading": p, "optimizer.lr": lr}
+        for p, lr in (("0", "1e-3"), ("0", "3e-3"), ("0.5", "6e-3"), ("1", "1.2e-2"), ("1", "2.4e-2"))
+        for c, r in (
+            *((c, "2") for c in ("3", "10", "30", "100", "300", "1e3", "1e4", "1e5")),
+            *((c, "1") for c in ("10", "100", "1e3", "1e4")),
+        )
+    ],
+    *[
+        {"lab.average": a, "lab.horizon": h, "optimizer.lr": lr}
+        for a in ("0.5", "0.9")
+        for h in ("10", "30", "100")
+        for lr in ("1.2e-2", "2.4e-2")
+    ],
+    *[
+        {"lab.average": a, "lab.horizon": h, "optimizer.lr": lr}
+        for a, h in (("0.3", "100"), ("0.5", "100"), ("0.5", "300"), ("0.7", "100"), ("0.7", "300"))
+        for lr in ("2.4e-2", "4.8e-2")
+        if (a, h, lr) != ("0.5", "100", "2.4e-2")
+    ],
     *_choices("lab.limit", "2", "5"),
     *_choices("lab.power_anneal", "1000", "3000"),
     *_choices("lab.rows", "1"),
@@ -198,8 +220,28 @@ def growth() -> Iterator[Run]:
     """The model and the pipeline grow together: bigger must stay better."""
     for method in ("adamw", "rotation", "graded"):
         for layers in (4, 8, 16):
-            settings = {"model.layers": str(layers), "optimizer.lr": BEST[method][32]}
-            yield run(f"growth/{method}-l{layers}", method, 4 * layers, settings, most=SHORT)
+            for seed in range(2):
+                settings = {"model.layers": str(layers), "optimizer.lr": BEST[method][32]}
+                yield run(f"growth/{method}-l{layers}-s{seed}", method, 4 * layers, settings, seed, most=SHORT)
+
+
+def longer() -> Iterator[Run]:
+    """What more updates change, at the best rates of 3,000: those of the paper's table, and one run each of 20,000."""
+    for method, depths in BEST.items():
+        for seed in range(3):
+            settings = {"optimizer.lr": depths[32]}
+            yield run(f"longer/{method}-6000-s{seed}", method, 32, settings, seed, updates=6000)
+    for method in ("nesterov", "rotation", "graded"):
+        settings = {"optimizer.lr": BEST[method][32]}
+        yield run(f"longer/{method}-20000-s0", method, 32, settings, updates=20000)
+
+
+def clocked() -> Iterator[Run]:
+    """What an update of a replay takes: to be done on a quiet machine, one at a time."""
+    for method, depths in BEST.items():
+        for stages in (8, 32):
+            settings = {"optimizer.lr": depths[stages]}
+            yield run(f"clocked/{method}-p{stages}", method, stages, settings, most=200)
 
 
 TOKENIZER = "{studies}/delay/headers-1024.json"
@@ -245,5 +287,7 @@ SECTIONS = {
     "rotation": rotation,
     "latest": latest,
     "growth": growth,
+    "longer": longer,
+    "clocked": clocked,
     "elsewhere": elsewhere,
 }

@@ -56,6 +56,14 @@ class Setting:
     """Forwards see w + ahead · τ · (last update)."""
     compensation: float = 0.0
     """c in g + c·g⊙g⊙(w_now − w_used)."""
+    curvature: float = 0.0
+    """c in G̃ + c·h⊙(Uᵀ(w_now − w_used)V), with curvature h guessed from D: rms(D)²·(D/rms D)^r."""
+    curvature_power: float = 2.0
+    """r of that; 2 is a Fisher matrix's."""
+    average: float = 0.0
+    """a: forwards see (1 − a)·w + a·(mean of past w)."""
+    horizon: float = 30.0
+    """Updates that the mean reaches back."""
     limit: float = 0.0
     """Largest |N/D| of a coordinate; 0 is none."""
     beta1_power: float = 0.0
@@ -111,6 +119,8 @@ class Rules:
         self.ahead = self.of["ahead"]
         self.looks_ahead = bool(self.ahead.any())
         self.compensates = bool(self.of["compensation"].any())
+        self.bends = bool(self.of["curvature"].any())
+        self.averages = bool(self.of["average"].any())
         self._nesterov = {update: torch.ones(len(settings), device=device) for update in (-1, 0)}
 
     def schedule(self, update: int) -> float:
@@ -161,9 +171,9 @@ def coordinatewise(rules: Rules, part: Part, gradient: Tensor, used: Tensor, upd
     of, optimizer = rules.of, rules.base.optimizer
     if rules.compensates:
         gradient = gradient + _like(of["compensation"], gradient) * gradient.square() * (part.weights - used)
-    if not part.state:
+    if "momentum" not in part.state:
         zeros = torch.zeros_like(gradient)
-        part.state = {"momentum": zeros, "second": zeros.clone(), **rules.steadiness(part.delays)}
+        part.state |= {"momentum": zeros, "second": zeros.clone(), **rules.steadiness(part.delays)}
     momentum, second = part.state["momentum"], part.state["second"]
     momentum.lerp_(gradient, _like(part.state["quick"], gradient))
     second.lerp_(gradient.square(), _like(1 - of["beta2"], gradient))
@@ -189,7 +199,13 @@ def start_rotation(gradient: Tensor, left: Tensor, right: Tensor) -> dict[str, T
 
 
 def rotated(
-    rules: Rules, state: dict[str, Tensor], weights: Tensor, gradient: Tensor, delays: Tensor, update: int
+    rules: Rules,
+    state: dict[str, Tensor],
+    weights: Tensor,
+    used: Tensor | None,
+    gradient: Tensor,
+    delays: Tensor,
+    update: int,
 ) -> Tensor:
     """The new weights of a stack of matrices; (second, bilateral), as update_blocks does it, with more to try."""
     each = len(gradient) // len(rules.of["lr"])
@@ -203,9 +219,12 @@ def rotated(
         turned = without_roundoff(turned)
     if "quick" not in state:
         state |= {name: x.reshape(-1, 1, 1) for name, x in rules.steadiness(delays.view(-1, each)).items()}
-    state["momentum"].lerp_(turned, state["quick"])
     state["second"].lerp_(turned.square(), 1 - of["beta2"])
     denominator = (state["second"] / (1 - of["beta2"] ** (update + 1))).sqrt() + rules.base.optimizer.eps
+    if used is not None:
+        moved = rotate(weights - used, state["left_basis"], state["right_basis"])
+        turned = turned + of["curvature"] * _curvature(denominator, of["curvature_power"]) * moved
+    state["momentum"].lerp_(turned, state["quick"])
     from_momentum, from_gradient = rules.shares(update, state)
     step = _direction(
         rules,
@@ -238,6 +257,12 @@ def _direction(
         late = delays.clamp(max=update).view(-1, 1, 1)
         ratio = ratio / (1 + of["damping"] * late * relative ** of["damping_power"])
     return ratio
+
+
+def _curvature(denominator: Tensor, power: Tensor) -> Tensor:
+    """How steep each direction is, guessed from the size of its gradients."""
+    mean = denominator.square().mean(dim=(-2, -1), keepdim=True)
+    return mean * (denominator / mean.sqrt()) ** power
 
 
 def _even_rows(state: dict[str, Tensor], step: Tensor, update: int, beta: float = 0.99) -> Tensor:
