@@ -98,6 +98,7 @@ def assemble(config: Config, fabric: Fabric, data: Data, device: torch.device, s
         links(config, fabric, module, flat, versions, device, depth, start),
         feed,
         skip_nonfinite=config.training.nonfinite == "skip",
+        deferred=None if overwrite else fabric.deferred,  # overwritten weights are gone later
         norms=torch.zeros(place.stages if carried else 0, dtype=torch.float64),
     )
     if place.replicas > 1:

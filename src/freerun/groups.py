@@ -108,45 +108,52 @@ Route = tuple[int, int, int]
 
 
 class Mailboxes:
-    """The messages under way among the members of one local group."""
+    """The messages under way among the members of one local group.
 
-    def __init__(self) -> None:
+    With `shared_memory` a message is not copied: what is received is the memory that was sent, which neither side may
+    write any more.
+    """
+
+    def __init__(self, shared_memory: bool = False) -> None:
+        self.shared_memory = shared_memory
         self.sent: dict[Route, deque[Tensor]] = defaultdict(deque)
         self.expected: dict[Route, deque[LocalReceive]] = defaultdict(deque)
 
     def send(self, route: Route, message: Tensor) -> None:
-        """Copy a message to where it is expected, or else keep a copy of it."""
+        """Put a message where it is expected, or else keep it."""
         if self.expected[route]:
-            self.expected[route].popleft().accept(message)
+            self._deliver(message, self.expected[route].popleft())
         else:
-            self.sent[route].append(message.clone())
+            self.sent[route].append(message if self.shared_memory else message.clone())
 
     def receive(self, route: Route, receive: LocalReceive) -> None:
         """Take the next message that was sent, or else expect it."""
         if self.sent[route]:
-            receive.accept(self.sent[route].popleft())
+            self._deliver(self.sent[route].popleft(), receive)
         else:
             self.expected[route].append(receive)
+
+    def _deliver(self, message: Tensor, receive: LocalReceive) -> None:
+        if self.shared_memory:
+            receive.into.data = message
+        else:
+            receive.into.data.copy_(message)
+        receive.arrived = True
 
 
 class LocalReceive:
     """A message that a member of the same process will send."""
 
     def __init__(self, into: Tensor, label: str) -> None:
-        self._into = into
+        self.into = into
+        self.arrived = False
         self._label = label
-        self._arrived = False
-
-    def accept(self, message: Tensor) -> None:
-        with torch.no_grad():
-            self._into.copy_(message)
-        self._arrived = True
 
     def ready(self) -> bool:
-        return self._arrived
+        return self.arrived
 
     def wait(self) -> None:
-        if not self._arrived:
+        if not self.arrived:
             raise RuntimeError(f"{self._label} is waited for before it was sent")
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from freerun.config import Config
 from freerun.errors import ConfigError, PeerError
 from freerun.groups import BACKENDS, OVER, DistributedGroup, Group, Solo
 from freerun.nccl import NcclCollectives
+from freerun.pipeline.deferred import Deferred
 from freerun.steps import Steps, run
 
 
@@ -91,6 +92,8 @@ class Fabric:
     side: Group
     """The replicas of this stage, for what is exchanged beside training: evaluation, metrics."""
     board: Board
+    deferred: Deferred | None = None
+    """In a replay, where the stages of this replica put off forwards."""
 
 
 class LocalBoard:

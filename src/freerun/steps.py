@@ -7,7 +7,6 @@ run drives its own with `run`, which blocks at each wait. The one-process replay
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator
 from threading import Event
 from typing import Generic, Protocol, TypeVar
@@ -96,16 +95,31 @@ def _after(wait: Wait, steps: Steps[T]) -> Wait:
     return next(steps)
 
 
+class _Driven:
+    """Steps on their way, and what they wait for."""
+
+    __slots__ = ("steps", "wait")
+
+    def __init__(self, steps: Steps[None]) -> None:
+        self.steps = steps
+        self.wait: Wait | None = None
+
+    def ready(self) -> bool:
+        return self.wait is None or self.wait.ready()
+
+
 class Together:
-    """Drives many steps in one thread, each as far as it can go, until all are done."""
+    """Drives many steps in one thread until all are done: always the first of them, in the order added, that can go on.
+
+    So in a pipeline a gradient travels to the first stage before another microbatch begins its way back.
+    """
 
     def __init__(self) -> None:
-        self._runnable: deque[Steps[None]] = deque()
-        self._waiting: list[tuple[Wait, Steps[None]]] = []
+        self._driven: list[_Driven] = []
 
     def add(self, steps: Steps[None]) -> None:
         """Drive these steps too."""
-        self._runnable.append(steps)
+        self._driven.append(_Driven(steps))
 
     def background(self, steps: Steps[T]) -> Task[T]:
         """Drive these steps too, and give their result to whoever waits for it."""
@@ -115,23 +129,15 @@ class Together:
 
     def run(self) -> None:
         """Go on until every step is done; a circle of waits is an error."""
-        while self._runnable or self._waiting:
-            while self._runnable:
-                self._advance(self._runnable.popleft())
-            still_waiting = []
-            for wait, steps in self._waiting:
-                if wait.ready():
-                    self._runnable.append(steps)
-                else:
-                    still_waiting.append((wait, steps))
-            self._waiting = still_waiting
-            if not self._runnable and self._waiting:
-                waits = ", ".join(str(wait) for wait, _ in self._waiting[:8])
+        while self._driven:
+            first = next((driven for driven in self._driven if driven.ready()), None)
+            if first is None:
+                waits = ", ".join(str(driven.wait) for driven in self._driven[:8])
                 raise FreerunError(f"the replay is stuck: everything waits for something else ({waits})")
+            self._advance(first)
 
-    def _advance(self, steps: Steps[None]) -> None:
+    def _advance(self, driven: _Driven) -> None:
         try:
-            wait = next(steps)
+            driven.wait = next(driven.steps)
         except StopIteration:
-            return
-        self._waiting.append((wait, steps))
+            self._driven.remove(driven)

@@ -123,8 +123,8 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """A layer of the decoder, or consecutive parts of one.
 
-    Inside a layer the residual and what the last part made travel together, side by side in one tensor's last
-    dimension; between layers the residual alone does.
+    Inside a layer the residual and what the last part made travel together, one after the other in the memory of one
+    tensor, so that taking them apart copies nothing; between layers the residual alone does.
     """
 
     def __init__(
@@ -143,15 +143,30 @@ class Layer(nn.Module):
             self.mlp = MLP(shape, parts)
 
     def forward(self, message: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        residual, *rest = torch.split(message, self.input_widths, dim=-1)
-        carried = tuple(tensor.contiguous() for tensor in rest)
+        residual, *carried = _unpacked(message, self.input_widths)
         for part in self.parts:
             if part == "project":
-                carried = self.attention.project(self.attention_norm(residual))
+                carried = [*self.attention.project(self.attention_norm(residual))]
             elif part == "attend":
-                residual, carried = residual + self.attention.attend(carried, cache), ()
+                residual, carried = residual + self.attention.attend(carried, cache), []
             elif part == "expand":
-                carried = (self.mlp.expand(self.mlp_norm(residual)),)
+                carried = [self.mlp.expand(self.mlp_norm(residual))]
             else:
-                residual, carried = residual + self.mlp.contract(*carried), ()
-        return torch.cat((residual, *carried), dim=-1) if carried else residual
+                residual, carried = residual + self.mlp.contract(*carried), []
+        return _packed([residual, *carried])
+
+
+def _packed(tensors: list[Tensor]) -> Tensor:
+    """Tensors [B, T, width] as one of all their widths: its memory holds one after the other."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([tensor.flatten() for tensor in tensors]).view(*tensors[0].shape[:2], -1)
+
+
+def _unpacked(message: Tensor, widths: list[int]) -> list[Tensor]:
+    """What `_packed` has put together."""
+    if len(widths) == 1:
+        return [message]
+    batch, length = message.shape[:2]
+    parts = torch.split(message.flatten(), [batch * length * width for width in widths])
+    return [part.view(batch, length, width) for part, width in zip(parts, widths, strict=True)]

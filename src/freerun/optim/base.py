@@ -43,8 +43,10 @@ class ProposingOptimizer(torch.optim.Optimizer):
     gradient, and `used`, the weights that this forward saw (a list aligned with `params`, or None).
 
     A parameter without gradient keeps its value and its state. A gradient that is not finite raises NonFiniteError
-    before anything is touched.
+    before anything is touched; a caller that has seen to it already sets `looks_for_nonfinite` to false.
     """
+
+    looks_for_nonfinite = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, {"delay": 0, "used": None, **defaults})
@@ -106,7 +108,8 @@ class ProposingOptimizer(torch.optim.Optimizer):
             pairs = zip(group["params"], used, strict=True)
             present = [(i, p, u) for i, (p, u) in enumerate(pairs) if p.grad is not None]
             slots = [self._slot(i, p, u, commit) for i, p, u in present]
-            _refuse_nonfinite(slots)
+            if self.looks_for_nonfinite:
+                _refuse_nonfinite(slots)
             gathered.append((group, [p for _, p, _ in present], slots))
         return gathered
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from freerun.errors import NonFiniteError
 from freerun.mesh import Place
 from freerun.model.loss import token_loss
 from freerun.model.stage import Stage
+from freerun.pipeline.deferred import Deferred
 from freerun.pipeline.feed import Feed
 from freerun.pipeline.schedule import Backward, Forward, Update
 from freerun.pipeline.tied import TiedBorrower, TiedOwner
@@ -38,11 +40,11 @@ class Links:
 
 @dataclass
 class InFlight:
-    """What the backward of a microbatch needs from its forward."""
+    """What the backward of a microbatch needs from its forward, which sets inputs and output."""
 
-    inputs: Tensor
-    output: Tensor
     norms: Tensor
+    inputs: Tensor = field(init=False)
+    output: Tensor = field(init=False)
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Executor:
     links: Links
     feed: Feed
     skip_nonfinite: bool = False
+    deferred: Deferred | None = None
+    """In a replay: the forwards that wait until their microbatch is at the last stage."""
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     delays: Counter[int] = field(default_factory=Counter)
@@ -83,17 +87,21 @@ class Executor:
 
     def forward(self, action: Forward) -> Steps[None]:
         """Run a microbatch forward on the version that the schedule says, and send it on."""
-        inputs = yield from self._inputs(action.microbatch)
-        if self.links.tied_borrower:
-            yield from self.links.tied_borrower.load(self.feed.tied_version(action.microbatch))
-        output = self.versions.acquire(action.version)(inputs)
-        norms = self.replayed_norms.pop(action.microbatch, self.norms).clone()
-        if self.place.last:
-            output = self._loss(output, action.microbatch)
+        microbatch, links, following = action.microbatch, self.links, self.links.activations_out
+        inputs = yield from self._inputs(microbatch)
+        if links.tied_borrower:
+            yield from links.tied_borrower.load(self.feed.tied_version(microbatch))
+        flight = InFlight(self.replayed_norms.pop(microbatch, self.norms).clone())
+        self.in_flight[microbatch] = flight
+        run = partial(self._run, self.versions.acquire(action.version), flight)
+        if following is None:
+            logits = run(self.deferred.catch_up(microbatch, inputs) if self.deferred else inputs)
+            flight.output = self._loss(logits, microbatch)
+        elif self.deferred:
+            self.deferred.put_off(microbatch, inputs, lambda message: following.form.checked(run(message)))
+            yield from following.send(following.form.empty(), flight.norms)
         else:
-            assert self.links.activations_out
-            yield from self.links.activations_out.send(output.detach(), norms)
-        self.in_flight[action.microbatch] = InFlight(inputs, output, norms)
+            yield from following.send(run(inputs).detach(), flight.norms)
 
     def backward(self, action: Backward) -> Steps[None]:
         """Run a microbatch backward, and send its gradient to the stage before."""
@@ -216,7 +224,12 @@ class Executor:
             return self.feed.tokens(microbatch)
         message, norms = yield from self.links.activations_in.receive()
         self._hear(norms, slice(0, self.place.stage))
-        return message.detach().requires_grad_()
+        return message
+
+    def _run(self, module: nn.Module, flight: InFlight, message: Tensor) -> Tensor:
+        flight.inputs = message if self.place.first else message.detach().requires_grad_()
+        flight.output = module(flight.inputs)
+        return flight.output
 
     def _loss(self, logits: Tensor, microbatch: int) -> Tensor:
         """The microbatch's share of the update's loss; what is not finite stops the run or counts for nothing."""

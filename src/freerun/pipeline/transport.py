@@ -24,6 +24,15 @@ class Format:
     device: torch.device
     norms: int = 0
 
+    def checked(self, message: Tensor) -> Tensor:
+        """A message, refused if it does not look like this."""
+        if tuple(message.shape) != self.shape or message.dtype != self.dtype:
+            raise ConfigError(
+                f"a microbatch gave a message of {tuple(message.shape)} {message.dtype}, but the stages agreed on "
+                f"{self.shape} {self.dtype}; every microbatch must have the same shape."
+            )
+        return message
+
     def empty(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
@@ -37,28 +46,22 @@ class Outgoing:
     def __init__(self, group: Group, to: int, form: Format, depth: int) -> None:
         self._group = group
         self._to = to
-        self._form = form
+        self.form = form
         self._depth = depth
         self._under_way: deque[list[Wait]] = deque()
 
     def send(self, message: Tensor, norms: Tensor) -> Steps[None]:
         """Send a message, and the norms known here if the link carries norms."""
-        form = self._form
-        if tuple(message.shape) != form.shape or message.dtype != form.dtype:
-            raise ConfigError(
-                f"a microbatch gave a message of {tuple(message.shape)} {message.dtype}, but the stages agreed on "
-                f"{form.shape} {form.dtype}; every microbatch must have the same shape."
-            )
         yield from self._make_room(self._depth - 1)
-        waits = [self._group.send(message.contiguous(), self._to)]
-        if form.norms:
+        waits = [self._group.send(self.form.checked(message).contiguous(), self._to)]
+        if self.form.norms:
             waits.append(self._group.send(norms.clone(), self._to))
         self._under_way.append(waits)
 
     def close(self) -> Steps[None]:
         """Fill the receives that the other end still has posted, and see every message off."""
         for _ in range(POSTED):
-            yield from self.send(self._form.empty().zero_(), self._form.empty_norms())
+            yield from self.send(self.form.empty().zero_(), self.form.empty_norms())
         yield from self._make_room(0)
 
     def _make_room(self, most: int) -> Steps[None]:

@@ -18,12 +18,16 @@ from freerun.data import build
 from freerun.errors import FreerunError
 from freerun.groups import Group, LocalGroup, Mailboxes, Solo
 from freerun.mesh import Fabric, LocalBoard, Place, places
+from freerun.pipeline.deferred import Deferred
 from freerun.saving import Saves
 from freerun.steps import Steps, Together
 from freerun.summary import Summary
 from freerun.trace import Tracer
 from freerun.train import Run, train
 from freerun.worker import explained, threads
+
+WRITTEN_ONCE = ("activations", "gradients")
+"""Groups whose messages neither side writes again, so that the replay need not copy them."""
 
 
 def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
@@ -56,11 +60,12 @@ def fabrics(config: Config, together: Together) -> Iterator[Fabric]:
     """The mesh inside one process: a fabric for every place."""
     board = LocalBoard()
     boxes: dict[tuple[str, int], Mailboxes] = {}
+    deferred = [Deferred() for _ in range(config.replicas.count)]
 
     def group(kind: str, line: int, rank: int, size: int) -> Group:
         if size == 1:
             return Solo()
-        shared = boxes.setdefault((kind, line), Mailboxes())
+        shared = boxes.setdefault((kind, line), Mailboxes(kind in WRITTEN_ONCE))
         return LocalGroup(rank, size, f"{kind} {line}", shared, together)
 
     def fabric(place: Place) -> Fabric:
@@ -76,6 +81,7 @@ def fabrics(config: Config, together: Together) -> Iterator[Fabric]:
             replicas=group("replicas", *column),
             side=group("side", *column),
             board=board,
+            deferred=deferred[place.replica],
         )
 
     return map(fabric, places(config.pipeline.stages, config.replicas.count))

@@ -44,6 +44,7 @@ class WeightVersions:
         self._delay = delay
         self._remembered: dict[int, Tensor] = {}
         self._users = [0] * capacity
+        self._in_use = 0
         copies = dtype != torch.float32 or capacity > 1 or (overwrite and in_flight > 1)
         self._slots = [_Slot(module, flat, dtype) for _ in range(capacity)] if copies else [_Master(module)]
         self._inside = [0] * capacity
@@ -57,8 +58,9 @@ class WeightVersions:
         slot = self._slot(version)
         if self._inside[slot] != version:
             self.write(version, self._remembered[version])
+        self._in_use += self._users[slot] == 0
         self._users[slot] += 1
-        self.most_kept = max(self.most_kept, self._kept())
+        self.most_kept = max(self.most_kept, self._in_use + (self._users[self._slot(self.newest)] == 0))
         return self._slots[slot].module
 
     def settle(self) -> None:
@@ -78,7 +80,9 @@ class WeightVersions:
 
     def release(self, version: int) -> None:
         """One backward of this version is done."""
-        self._users[self._slot(version)] -= 1
+        slot = self._slot(version)
+        self._users[slot] -= 1
+        self._in_use -= self._users[slot] == 0
 
     def publish(self, version: int, weights: Tensor) -> None:
         """Make `weights` the newest version; the slot it takes must no longer be in use."""
@@ -129,10 +133,6 @@ class WeightVersions:
 
     def _slot(self, version: int) -> int:
         return version % len(self._slots)
-
-    def _kept(self) -> int:
-        newest = self._slot(self.newest)
-        return sum(1 for slot, users in enumerate(self._users) if users or slot == newest)
 
 
 class _Master:
