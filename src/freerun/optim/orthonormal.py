@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freerun.optim.blocks import stacked
 from freerun.optim.products import product, transposed
 from freerun.optim.symmetric import lower_product
 
@@ -36,7 +37,7 @@ def by_cholesky(matrices: Tensor) -> Tensor | None:
 def by_reflections(matrices: Tensor) -> Tensor:
     """Q whatever the columns: Householder reflections, a panel of columns at a time, I − V T Vᵀ."""
     if matrices.shape[-1] > 2 * PANEL:
-        return torch.stack([_reflected(rows) for rows in transposed(matrices)])
+        return stacked([_reflected(rows)[None] for rows in transposed(matrices)])
     return _at_once(matrices)
 
 
@@ -55,7 +56,7 @@ def _reflected(rows: Tensor) -> Tensor:
     for reflectors, factor in reversed(panels):
         width = reflectors.shape[1]
         seen = torch.cat([reflectors[:width].mT, _product(reflectors[width:].mT, basis)], dim=1)
-        turned = _product(reflectors, factor.neg() @ seen)
+        turned = _product(reflectors, _product(factor.neg(), seen))
         turned.diagonal()[:width].add_(1)
         turned[width:, width:].add_(basis)
         basis = turned
@@ -70,7 +71,7 @@ def _panel(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     width = reflectors.shape[1]
     overlaps = _product(reflectors.mT, reflectors).triu_(1).mul_(scales[:, None])
     factor = torch.linalg.solve_triangular(overlaps, scales.diag(), upper=True, unitriangular=True)
-    shares = _product(rows[width:], reflectors) @ factor
+    shares = _product(_product(rows[width:], reflectors), factor)
     return reflectors, factor, rows[width:, width:] - _product(shares, reflectors[width:].mT)
 
 

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from freerun.optim.blocks import stacked
+
 LARGE = 2**21
 """Multiplications from which one call per matrix pays."""
 
@@ -19,8 +21,7 @@ def product(one: Tensor, other: Tensor) -> Tensor:
     """
     if not _by_onednn(one, other):
         return one @ other
-    parts = [_product(*pair) for pair in zip(one, other, strict=True)]
-    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+    return stacked([_product(*pair)[None] for pair in zip(one, other, strict=True)])
 
 
 def take_product(total: Tensor, one: Tensor, other: Tensor, decay: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freerun.optim.adam_rule import AdamRule
 from freerun.optim.base import Group
-from freerun.optim.products import transposed
+from freerun.optim.products import product, transposed
 from freerun.optim.rotation import (
     Refreshed,
     refreshed,
@@ -96,6 +96,6 @@ def _new_bases(group: Group, moment: Tensor, state: State) -> dict[str, Refreshe
     if len(bases) == 2:
         return dict(zip(SIDES, refreshed_pair(moment, bases["left"], bases["right"]), strict=True))
     return {
-        side: refreshed(moment @ moment.mT if side == "left" else moment.mT @ moment, basis)
+        side: refreshed(product(moment, moment.mT) if side == "left" else product(moment.mT, moment), basis)
         for side, basis in bases.items()
     }

@@ -68,12 +68,12 @@ def refreshed_pair(moment: Tensor, left: Tensor, right: Tensor) -> tuple[Refresh
     to the others allows.
     """
     rows, columns = moment.shape[-2:]
-    estimates = torch.einsum("...ij,...ij->...j", left[..., :columns], (moment @ right)[..., :rows]).abs()
+    estimates = (left[..., :columns] * product(moment, right)[..., :rows]).sum(dim=-2).abs()
     order = _descending(estimates)
     orders = [_with_unpaired(order, size) for size in (rows, columns)]
     left, right = (take_columns(basis, o) for basis, o in zip((left, right), orders, strict=True))
-    left = orthonormal(torch.cat([(moment @ right)[..., :rows], left[..., columns:]], dim=-1))
-    right = orthonormal(torch.cat([(moment.mT @ left)[..., :columns], right[..., rows:]], dim=-1))
+    left = orthonormal(torch.cat([product(moment, right)[..., :rows], left[..., columns:]], dim=-1))
+    right = orthonormal(torch.cat([product(moment.mT, left)[..., :columns], right[..., rows:]], dim=-1))
     return Refreshed(orders[0], left), Refreshed(orders[1], right)
 
 
