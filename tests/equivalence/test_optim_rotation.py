@@ -111,6 +111,18 @@ def test_float32_follows_float64_within_its_precision() -> None:
     assert (exact - rounded).norm() < 1e-3 * moved
 
 
+def test_large_float32_matrices_follow_the_reference_within_its_precision() -> None:
+    weight = parameter((160, 300), torch.float32)
+    plain = PlainRotation(weight.detach().clone())
+    ours = BasisRotation([weight])
+    for gradient in gradients((160, 300), 20, torch.float32):
+        weight.grad = gradient
+        ours.step()
+        plain.update(gradient)
+    moved = (plain.weight - parameter((160, 300), torch.float32)).norm()
+    assert (weight - plain.weight).norm() < 1e-3 * moved
+
+
 def test_bf16_rotation_stays_close_to_float32() -> None:
     exact, rounded = parameter((16, 24), torch.float32), parameter((16, 24), torch.float32)
     optimizers = BasisRotation([exact]), BasisRotation([rounded], precision="bf16")

@@ -17,7 +17,9 @@ from freerun.optim.base import Slot
 from freerun.optim.blocks import block_shape, chunks, join, split
 from freerun.optim.error_feedback import ErrorFeedback
 from freerun.optim.muon import orthogonalised
-from freerun.optim.rotation import orthonormal, singular_bases, temper, without_roundoff
+from freerun.optim.orthonormal import by_cholesky, orthonormal
+from freerun.optim.products import product, take_product
+from freerun.optim.rotation import singular_bases, temper, without_roundoff
 from freerun.optim.stepper import NamedParameter, StagePlace, Stepper
 from freerun.optim.velocity import MeanVelocity
 from freerun.registry import OPTIMIZERS, load
@@ -59,19 +61,29 @@ def test_round_off_is_judged_relative_to_the_matrix() -> None:
 # Linear algebra
 
 
+@pytest.mark.parametrize("side", [6, 300])
 @pytest.mark.parametrize("kind", ["near diagonal", "ill-conditioned", "singular", "zero"])
-def test_orthonormal_spans_the_same_nested_spaces_as_qr(kind: str) -> None:
+def test_orthonormal_spans_the_same_nested_spaces_as_qr(kind: str, side: int) -> None:
+    eye = torch.eye(side, dtype=torch.float64)
     matrix = {
-        "near diagonal": torch.eye(6, dtype=torch.float64) + 0.05 * random(6, 6),
-        "ill-conditioned": random(6, 6) * torch.logspace(0, -12, 6, dtype=torch.float64),
-        "singular": random(6, 2) @ random(2, 6, seed=1),
-        "zero": torch.zeros(6, 6, dtype=torch.float64),
+        "near diagonal": eye + 0.05 * random(side, side),
+        "ill-conditioned": random(side, side) * torch.logspace(0, -12, side, dtype=torch.float64),
+        "singular": random(side, 2) @ random(2, side, seed=1),
+        "zero": 0 * eye,
     }[kind]
-    basis = orthonormal(torch.stack([matrix, torch.eye(6, dtype=torch.float64)]))
+    basis = orthonormal(torch.stack([matrix, eye]))
     expected = torch.linalg.qr(matrix)[0]
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(6, dtype=torch.float64).expand(2, 6, 6))
-    known = {"singular": 2, "zero": 0}.get(kind, 6)
+    torch.testing.assert_close(basis.mT @ basis, eye.expand(2, side, side))
+    known = {"singular": 2, "zero": 0}.get(kind, side)
     torch.testing.assert_close(basis[0, :, :known].abs(), expected[:, :known].abs())
+
+
+def test_by_cholesky_only_columns_that_are_far_from_dependent() -> None:
+    near_diagonal = torch.eye(6, dtype=torch.float64) + 0.05 * random(6, 6)
+    basis = by_cholesky(near_diagonal[None])
+    assert basis is not None
+    torch.testing.assert_close(basis[0].abs(), torch.linalg.qr(near_diagonal)[0].abs())
+    assert by_cholesky(torch.stack([near_diagonal, random(6, 2) @ random(2, 6, seed=1)])) is None
 
 
 def test_singular_bases_make_a_matrix_diagonal() -> None:
@@ -239,6 +251,27 @@ def test_only_matrices_can_be_rotated_or_orthogonalised_by_demand() -> None:
     ):
         with pytest.raises(ConfigError, match=r"shape \(3,\)"):
             optimizer.step()
+
+
+# Products
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_products_of_whole_transposed_and_partial_matrices_have_full_precision(count: int, dtype: torch.dtype) -> None:
+    one, other = random(count, 160, 200), random(count, 200, 260, seed=1)
+    forms = {
+        "whole": (one.to(dtype), other.to(dtype)),
+        "transposed": (one.mT.contiguous().to(dtype).mT, other.mT.contiguous().to(dtype).mT),
+        "parts": (one.repeat(1, 1, 2).to(dtype)[..., :200], other.repeat(1, 2, 2).to(dtype)[:, :200, :260]),
+    }
+    scale = one.norm() * other.norm()
+    for factors in forms.values():
+        off = product(*factors).double() - one @ other
+        assert off.norm() < 2 * torch.finfo(dtype).eps * scale
+        total = torch.ones(count, 160, 260, dtype=dtype)
+        take_product(total, *factors, decay=0.75)
+        assert (total - 0.75 - 0.25 * (one @ other)).norm() < 2 * torch.finfo(dtype).eps * scale
 
 
 # Symmetric matrices

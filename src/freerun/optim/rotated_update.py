@@ -11,6 +11,7 @@ from torch import Tensor
 
 from freerun.optim.adam_rule import AdamRule
 from freerun.optim.base import Group
+from freerun.optim.products import product, transposed
 from freerun.optim.rotation import (
     Refreshed,
     refreshed,
@@ -76,7 +77,7 @@ def _bases(state: State) -> tuple[Tensor | None, Tensor | None]:
 def _into_covariances(group: Group, gradient: Tensor, state: State) -> None:
     beta2 = group["betas"][1]
     rounded = gradient.bfloat16() if group["precision"] == "bf16" else gradient
-    for side, rows in (("left", rounded), ("right", rounded.mT.contiguous())):
+    for side, rows in (("left", rounded), ("right", transposed(rounded))):
         if side in state:
             take_product(state[side], rows, beta2)
 
@@ -95,6 +96,6 @@ def _new_bases(group: Group, moment: Tensor, state: State) -> dict[str, Refreshe
     if len(bases) == 2:
         return dict(zip(SIDES, refreshed_pair(moment, bases["left"], bases["right"]), strict=True))
     return {
-        side: refreshed(moment @ moment.mT if side == "left" else moment.mT @ moment, basis)
+        side: refreshed(product(moment, moment.mT) if side == "left" else product(moment.mT, moment), basis)
         for side, basis in bases.items()
     }

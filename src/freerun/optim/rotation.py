@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from freerun.optim.symmetric import lower_product
+from freerun.optim.orthonormal import orthonormal
+from freerun.optim.products import product
 
 
 class Refreshed(NamedTuple):
@@ -21,9 +22,9 @@ def rotate(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """Uᵀ X V, computed in the bases' precision; a basis that is None is the identity."""
     turned = matrix
     if right is not None:
-        turned = turned.to(right.dtype) @ right
+        turned = product(turned.to(right.dtype), right)
     if left is not None:
-        turned = left.mT @ turned.to(left.dtype)
+        turned = product(left.mT, turned.to(left.dtype))
     return turned.to(matrix.dtype)
 
 
@@ -55,9 +56,9 @@ def without_roundoff(matrix: Tensor) -> Tensor:
 
 def refreshed(covariance: Tensor, basis: Tensor) -> Refreshed:
     """One power iteration, U ← qr(L U), after U's columns were sorted by diag(Uᵀ L U)."""
-    product = covariance @ basis
-    order = _descending((basis * product).sum(dim=-2))
-    return Refreshed(order, orthonormal(take_columns(product, order)))
+    iterated = product(covariance, basis)
+    order = _descending((basis * iterated).sum(dim=-2))
+    return Refreshed(order, orthonormal(take_columns(iterated, order)))
 
 
 def refreshed_pair(moment: Tensor, left: Tensor, right: Tensor) -> tuple[Refreshed, Refreshed]:
@@ -67,32 +68,13 @@ def refreshed_pair(moment: Tensor, left: Tensor, right: Tensor) -> tuple[Refresh
     to the others allows.
     """
     rows, columns = moment.shape[-2:]
-    estimates = torch.einsum("...ij,...ij->...j", left[..., :columns], (moment @ right)[..., :rows]).abs()
+    estimates = (left[..., :columns] * product(moment, right)[..., :rows]).sum(dim=-2).abs()
     order = _descending(estimates)
     orders = [_with_unpaired(order, size) for size in (rows, columns)]
     left, right = (take_columns(basis, o) for basis, o in zip((left, right), orders, strict=True))
-    left = orthonormal(torch.cat([(moment @ right)[..., :rows], left[..., columns:]], dim=-1))
-    right = orthonormal(torch.cat([(moment.mT @ left)[..., :columns], right[..., rows:]], dim=-1))
+    left = orthonormal(torch.cat([product(moment, right)[..., :rows], left[..., columns:]], dim=-1))
+    right = orthonormal(torch.cat([product(moment.mT, left)[..., :columns], right[..., rows:]], dim=-1))
     return Refreshed(orders[0], left), Refreshed(orders[1], right)
-
-
-def orthonormal(matrix: Tensor) -> Tensor:
-    """Q of the QR decomposition of square matrices, up to the signs of its columns.
-
-    By Cholesky where the columns are far from dependent, as those of L U are once U is near L's eigenvectors: this
-    takes fewer operations, and far less time on a GPU. By Householder reflections otherwise.
-    """
-    columns = matrix / matrix.abs().amax(dim=-2, keepdim=True).clamp_(min=torch.finfo(matrix.dtype).tiny)
-    products = lower_product(columns.mT)
-    factor, failures = torch.linalg.cholesky_ex(products)
-    # The factor's diagonal has the part of each column that lies outside the span of those before it.
-    outside = factor.diagonal(dim1=-2, dim2=-1) / products.diagonal(dim1=-2, dim2=-1).sqrt()
-    basis: Tensor
-    if failures.any() or not outside.min() > 0.5:
-        basis = torch.linalg.qr(columns)[0]
-    else:
-        basis = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
-    return basis
 
 
 def temper(ratio: Tensor, denominator: Tensor, exponent: float, floor: float = 0.05) -> Tensor:

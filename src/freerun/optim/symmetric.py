@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from freerun.optim import products
+
 STRIP = 128
 """Columns of a strip: narrower ones save more of the other half, wider ones multiply faster."""
 
@@ -19,10 +21,12 @@ def zeros(count: int, side: int, like: Tensor) -> Tensor:
 
 def unpacked(packed: Tensor, side: int) -> Tensor:
     """The whole matrices (k, side, side)."""
-    matrices = packed.new_zeros(len(packed), side, side)
-    for whole, strip in zip(_strips(matrices), _packed_strips(packed, side), strict=True):
-        whole.copy_(strip)
-    return matrices.tril() + matrices.tril(-1).mT
+    matrices = packed.new_empty(len(packed), side, side)
+    for start, strip in zip(range(0, side, STRIP), _packed_strips(packed, side), strict=True):
+        end = min(start + STRIP, side)
+        matrices[:, start:, start:end] = strip
+        matrices[:, start:end, end:] = products.transposed(strip[:, end - start :])
+    return matrices
 
 
 def take_product(packed: Tensor, rows: Tensor, decay: float) -> None:
@@ -32,18 +36,14 @@ def take_product(packed: Tensor, rows: Tensor, decay: float) -> None:
 
 def lower_product(rows: Tensor) -> Tensor:
     """X Xᵀ on and below the diagonal; above it are zeros and parts of the product."""
-    product = rows.new_zeros(len(rows), rows.shape[-2], rows.shape[-2])
-    _take(_strips(product), rows, decay=0.0)
-    return product
+    whole = rows.new_zeros(len(rows), rows.shape[-2], rows.shape[-2])
+    _take(_strips(whole), rows, decay=0.0)
+    return whole
 
 
 def _take(strips: Sequence[Tensor], rows: Tensor, decay: float) -> None:
     for strip, start in zip(strips, range(0, rows.shape[-2], STRIP), strict=True):
-        below, columns = rows[:, start:], rows[:, start : start + STRIP].mT
-        if rows.dtype == strip.dtype:
-            strip.baddbmm_(below, columns, beta=decay, alpha=1 - decay)
-        else:
-            strip.mul_(decay).add_(below @ columns, alpha=1 - decay)
+        products.take_product(strip, rows[:, start:], rows[:, start : start + STRIP].mT, decay)
 
 
 def _strips(matrices: Tensor) -> list[Tensor]:
