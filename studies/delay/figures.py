@@ -17,10 +17,11 @@ NAMES = {
     "pipedream-lr": "PipeDream-LR",
     "nesterov": "NesterovAdamW",
     "delay-compensated": "delay compensation",
+    "muon": "Muon",
     "rotation": "basis rotation",
     "graded": "graded rotation (ours)",
 }
-COLORS = dict(zip(NAMES, ("#7f7f7f", "#8c564b", "#2ca02c", "#bcbd22", "#1f77b4", "#d62728"), strict=True))
+COLORS = dict(zip(NAMES, ("#7f7f7f", "#8c564b", "#2ca02c", "#bcbd22", "#9467bd", "#1f77b4", "#d62728"), strict=True))
 
 Key = tuple[Any, ...]
 Groups = Mapping[Key, Sequence[Outcome]]
@@ -41,6 +42,8 @@ def draw() -> None:
     if quick := results.get("quick"):
         draw_quick(quick, STUDY.results / "quick.png")
     lines = ["# Results", "", "Written by `python -m studies.delay --draw` from the results beside it.", ""]
+    if finals and (clocked := results.pop("clocked", None)):
+        lines += wall_time(best, clocked)
     lines += [line for section, runs in results.items() for line in table(section, runs)]
     write_text(STUDY.results / "tables.md", "\n".join(lines) + "\n")
 
@@ -145,6 +148,22 @@ def _finish(figure: Any, path: Path, caption: str) -> None:
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(path)
     plt.close(figure)
+
+
+def wall_time(best: Groups, clocked: Sequence[Outcome]) -> list[str]:
+    """Seconds to the target: what an update of a replay takes on one core, times the updates of the finals."""
+    lines = [
+        "## seconds to the target",
+        "",
+        "In a replay on one core, one run at a time; updates are means of the finals.",
+    ]
+    lines += ["", "| method | P | ms per update | updates | seconds |", "| --- | --- | --- | --- | --- |"]
+    for run in sorted(clocked, key=lambda run: (stages(run), list(NAMES).index(run["method"]))):
+        each = run["seconds"] / run["updates"]
+        reached = [final["crossing"] for final in best[run["method"], stages(run)]]
+        updates, seconds = ("–", "–") if None in reached else (f"{mean(reached):.0f}", f"{mean(reached) * each:.0f}")
+        lines.append(f"| {NAMES[run['method']]} | {stages(run)} | {1e3 * each:.1f} | {updates} | {seconds} |")
+    return [*lines, ""]
 
 
 def table(section: str, runs: Sequence[Outcome]) -> list[str]:

@@ -19,6 +19,7 @@ METHODS: dict[str, Settings] = {
     "pipedream-lr": {"optimizer.name": "adamw", "optimizer.delay.lr": "anneal"},
     "nesterov": {"optimizer.name": "nesterov", "optimizer.betas": "0.99,0.999"},
     "delay-compensated": {"optimizer.name": "delay-compensated", "optimizer.delay.compensation": "0.5"},
+    "muon": {"optimizer.name": "muon"},
     "rotation": {"optimizer.name": "basis-rotation"},
     "graded": {"optimizer.name": "graded-rotation"},
 }
@@ -99,16 +100,23 @@ def finals() -> Iterator[Run]:
 
 
 def short(name: str, method: str, stages: int, settings: Settings, depth: int = 32, seed: int = 0) -> Run:
-    """A run at the rate that is best for a depth, for as long as it takes to see a difference."""
-    return run(name, method, stages, {"optimizer.lr": BEST[method][depth], **settings}, seed, until=TARGET, most=SHORT)
+    """A run at the rate that is best for a depth, or at one of its own, for as long as it takes to see a difference."""
+    all_settings = settings if "optimizer.lr" in settings else {"optimizer.lr": BEST[method][depth], **settings}
+    return run(name, method, stages, all_settings, seed, until=TARGET, most=SHORT)
 
 
 def rotation() -> Iterator[Run]:
-    """The paper's own comparisons: variants, intervals, allocation of refreshes."""
+    """The paper's own comparisons: variants, intervals, allocation of refreshes; and what else may help."""
     for source in ("first", "second"):
         for geometry in ("unilateral", "bilateral"):
             settings = {"optimizer.rotation.source": source, "optimizer.rotation.geometry": geometry}
             yield short(f"variants/{source}-{geometry}", "rotation", 32, settings)
+    yield short("variants/look-ahead", "rotation", 32, {"optimizer.rotation.nesterov": "true"})
+    for share in ("0.5", "1"):
+        yield short(f"variants/graded-error-feedback-{share}", "graded", 32, {"optimizer.delay.error_feedback": share})
+    for lr in ("1e-3", "3e-3", "1e-2"):
+        settings = {"optimizer.lr": lr}
+        yield short(f"variants/muon-{lr}", "muon", 32, settings)
     for method in ("rotation", "graded"):
         for seed in range(3):
             for interval in (1, 5, 10, 30, 100):
@@ -223,6 +231,9 @@ def growth() -> Iterator[Run]:
             for seed in range(2):
                 settings = {"model.layers": str(layers), "optimizer.lr": BEST[method][32]}
                 yield run(f"growth/{method}-l{layers}-s{seed}", method, 4 * layers, settings, seed, most=SHORT)
+    for layers in (4, 8, 16):
+        settings = {"model.layers": str(layers), "optimizer.lr": BEST["graded"][32]}
+        yield run(f"growth/graded-l{layers}-whole-s0", "graded", 4 * layers, settings)
 
 
 def longer() -> Iterator[Run]:
