@@ -127,6 +127,22 @@ def rotation() -> Iterator[Run]:
                 yield short(f"allocation/{method}-{allocation}-s{seed}", method, 32, settings, seed=seed)
 
 
+CHEAPEST = {
+    "optimizer.rotation.block": "64",
+    "optimizer.rotation.precision": "bf16",
+    "optimizer.rotation.stagger": "true",
+}
+
+
+def cheapest() -> Iterator[Run]:
+    """What the cheapest refreshes and rotations of benchmarks/optimizers.py cost in updates."""
+    for method, stages in (("rotation", 8), ("graded", 32)):
+        for seed in range(3):
+            settings = {"optimizer.lr": BEST[method][stages], **CHEAPEST}
+            name = f"cheapest/{method}-p{stages}-s{seed}"
+            yield run(name, method, stages, settings, seed, until=TARGET, most=1300)
+
+
 def latest() -> Iterator[Run]:
     """Without stashing: the newest weights in every backward."""
     for method in BEST:
@@ -296,6 +312,7 @@ SECTIONS = {
     "finals": finals,
     "ablation": ablation,
     "rotation": rotation,
+    "cheapest": cheapest,
     "latest": latest,
     "growth": growth,
     "longer": longer,
