@@ -54,7 +54,7 @@ class Job:
 
     settings: dict[str, str]
     runtime: str = "freerun"
-    """freerun, one of PEERS, or matmul."""
+    """freerun, one of PEERS, bare, or matmul."""
     waits: list[float] | None = None
     """Per stage, the seconds of a forward and a backward together, when these are timed waits."""
     skip: int = 3
@@ -232,6 +232,23 @@ def by_torch(job: Job, config: Config) -> Measured:
     return measured
 
 
+def by_bare_loop(job: Job, config: Config) -> Measured:
+    """What anybody would write, in one process: no pipeline, torch's optimizer."""
+    data = build(config.data, config.model.context, config.training.sequences, config.training.seed)
+    module = module_maker(job)(config, data.tokenizer.vocabulary, 0)
+    optimizer = torch.optim.AdamW(module.parameters(), config.optimizer.lr)
+    marks = []
+    for update in range(config.training.updates):
+        batch = data.train.get(update)
+        loss = token_loss(module(batch.tokens), batch.labels) / batch.labels.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), config.optimizer.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        marks.append(mark())
+    return steady(marks, job, config)
+
+
 def steady(marks: list[Mark], job: Job, config: Config) -> Measured:
     """Per microbatch, between the marks that count."""
     first, last = marks[job.skip - 1], marks[-1 - job.skip]
@@ -274,7 +291,7 @@ def main() -> None:
     results = []
     for number, job in enumerate(jobs):
         os.environ["MASTER_PORT"] = str(port + number)
-        measure = {"freerun": by_freerun, "matmul": by_matmul}.get(job.runtime, by_torch)
+        measure = {"freerun": by_freerun, "bare": by_bare_loop, "matmul": by_matmul}.get(job.runtime, by_torch)
         results.append(asdict(measure(job, job.config())))
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(results))
     print("done", flush=True)
