@@ -122,7 +122,8 @@ class Executor:
         if self.links.gradients_out:
             assert self.links.activations_in and flight.inputs.grad is not None
             yield from self.links.gradients_out.send(flight.inputs.grad, self.norms)
-            self.links.activations_in.reuse(flight.inputs.detach())
+            if self.deferred is None:  # otherwise they are the stage before's own outputs
+                self.links.activations_in.reuse(flight.inputs.detach())
         self.delays[self.feed.age(action)] += 1
 
     def update(self, action: Update) -> Steps[None]:
