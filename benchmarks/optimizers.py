@@ -3,8 +3,8 @@
 The parameters are those of a decoder of 12 layers and width 512: per layer four matrices 512×512 and two 512×2048. The
 gradients are random, with spectra that fall off as a network's do; every contender is fed the same.
 
-The first update computes the bases, and in the interval after it nothing is refreshed: neither counts. What is counted
-has as many refreshes per update as a long run.
+The first update computes the bases, and staggered refreshes begin only after the first interval: neither counts. What
+is counted, two intervals unless --updates says otherwise, has as many refreshes per update as a long run.
 """
 
 from __future__ import annotations

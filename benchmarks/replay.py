@@ -68,7 +68,7 @@ class Contender:
                 yield from train(Run(config, fabric, data, torch.device("cpu"), Path(folder), saves, tracer))
 
             for fabric in fabrics(config, together):
-                together.add(one(fabric))
+                together.add(one(fabric), line=0)
             together.run()
 
     def note(self) -> None:

@@ -137,7 +137,8 @@ class Mailboxes:
         if self.shared_memory:
             receive.into.data = message
         else:
-            receive.into.data.copy_(message)
+            with torch.no_grad():
+                receive.into.copy_(message)
         receive.arrived = True
 
 

@@ -2,11 +2,12 @@
 
 The training loop, the pipeline executor and the replica strategies are written once, as generators. A process of a real
 run drives its own with `run`, which blocks at each wait. The one-process replay drives all stages and replicas with
-`run_together`, which goes on with whichever can. Both execute the same code, hence the same arithmetic.
+`Together`, which goes on with one that can. Both execute the same code, hence the same arithmetic.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator
 from threading import Event
 from typing import Generic, Protocol, TypeVar
@@ -109,35 +110,59 @@ class _Driven:
 
 
 class Together:
-    """Drives many steps in one thread until all are done: always the first of them, in the order added, that can go on.
+    """Drives many steps in one thread until all are done.
 
-    So in a pipeline a gradient travels to the first stage before another microbatch begins its way back.
+    What runs in the background goes first, then the lines in turn; of a line always the first steps that can go on. A
+    line is a replica's stages in order, so a gradient travels to the first stage before another microbatch begins its
+    way back, and no replica leaves the others behind.
     """
 
     def __init__(self) -> None:
-        self._driven: list[_Driven] = []
+        self._background: list[_Driven] = []
+        self._lines: dict[int, list[_Driven]] = {}
+        self._turns: deque[int] = deque()
 
-    def add(self, steps: Steps[None]) -> None:
-        """Drive these steps too."""
-        self._driven.append(_Driven(steps))
+    def add(self, steps: Steps[None], line: int) -> None:
+        """Drive these steps too, as the last of a line."""
+        if line not in self._lines:
+            self._lines[line] = []
+            self._turns.append(line)
+        self._lines[line].append(_Driven(steps))
 
     def background(self, steps: Steps[T]) -> Task[T]:
         """Drive these steps too, and give their result to whoever waits for it."""
         task: Task[T] = Task()
-        self.add(task.follow(steps))
+        self._background.append(_Driven(task.follow(steps)))
         return task
 
     def run(self) -> None:
         """Go on until every step is done; a circle of waits is an error."""
-        while self._driven:
-            first = next((driven for driven in self._driven if driven.ready()), None)
-            if first is None:
-                waits = ", ".join(str(driven.wait) for driven in self._driven[:8])
-                raise FreerunError(f"the replay is stuck: everything waits for something else ({waits})")
-            self._advance(first)
+        while self._advance():
+            pass
+        waiting = [driven.wait for line in (self._background, *self._lines.values()) for driven in line]
+        if waiting:
+            waits = ", ".join(str(wait) for wait in waiting[:8])
+            raise FreerunError(f"the replay is stuck: everything waits for something else ({waits})")
 
-    def _advance(self, driven: _Driven) -> None:
-        try:
-            driven.wait = next(driven.steps)
-        except StopIteration:
-            self._driven.remove(driven)
+    def _advance(self) -> bool:
+        """Let one of the steps go on; false if none can."""
+        if _advance_first(self._background):
+            return True
+        for _ in range(len(self._turns)):
+            line = self._turns[0]
+            self._turns.rotate(-1)
+            if _advance_first(self._lines[line]):
+                return True
+        return False
+
+
+def _advance_first(line: list[_Driven]) -> bool:
+    """Let the first steps of a line that can go on do so; false if none can."""
+    for driven in line:
+        if driven.ready():
+            try:
+                driven.wait = next(driven.steps)
+            except StopIteration:
+                line.remove(driven)
+            return True
+    return False

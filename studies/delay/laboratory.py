@@ -165,7 +165,9 @@ class Laboratory:
         """What forwards see of the newest weights."""
         if not self.rules.averages:
             return part.weights
-        mean = part.state.setdefault("mean", part.weights.clone())
+        if "mean" not in part.state:
+            part.state["mean"] = part.weights.clone()
+        mean = part.state["mean"]
         mean.lerp_(part.weights, _like(1 / self.rules.of["horizon"], mean))
         return part.weights.lerp(mean, _like(self.rules.of["average"], mean))
 

@@ -35,7 +35,10 @@ def by_cholesky(matrices: Tensor) -> Tensor | None:
 
 
 def by_reflections(matrices: Tensor) -> Tensor:
-    """Q whatever the columns: Householder reflections, a panel of columns at a time, I − V T Vᵀ."""
+    """Q whatever the columns: Householder reflections, a panel of columns at a time, I − V T Vᵀ.
+
+    With one or two panels there is too little left to multiply for them to pay.
+    """
     if matrices.shape[-1] > 2 * PANEL:
         return stacked([_reflected(rows)[None] for rows in transposed(matrices)])
     return _at_once(matrices)

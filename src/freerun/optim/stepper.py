@@ -60,9 +60,9 @@ class Stepper:
         groups = param_groups(named, lambda name, _: kinds[name], config)
         build: Callable[..., torch.optim.Optimizer] = load(OPTIMIZERS[config.name])
         self.optimizer: ProposingOptimizer = adapt(build(groups, config, place.stages, place.delay))
+        self.optimizer.looks_for_nonfinite = False  # _prepare does, by the norm that it needs anyway
         if config.delay.error_feedback:
             self.optimizer = ErrorFeedback(self.optimizer, config.delay.error_feedback)
-        self.optimizer.looks_for_nonfinite = False  # _prepare does, by the norm that it needs anyway
         self.others_norm2 = 0.0
         self.last_norm = 0.0
         self.last_rate = 0.0

@@ -1,4 +1,7 @@
-"""Symmetric matrices, of which only the half on and below the diagonal is computed and kept, in strips of columns."""
+"""Symmetric matrices, of which only the half on and below the diagonal is computed and kept, in strips of columns.
+
+A strip begins with the whole square on the diagonal.
+"""
 
 from __future__ import annotations
 

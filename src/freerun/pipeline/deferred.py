@@ -1,8 +1,8 @@
 """Forwards of a replay, put off until their microbatch has reached the last stage.
 
-The version of the weights that a forward sees is kept until its backward, so that forward can as well run right before
-the backward and give the same numbers. In one process it should: then the activations of one microbatch are in memory
-and in the caches at a time, not those of all that are in flight.
+The version of the weights that a forward sees is kept until its backward, so that forward can as well run when the
+last stage's does and give the same numbers. In one process it should: where every backward follows its forward in the
+last stage, the activations of one microbatch are in memory and in the caches at a time, not those of all in flight.
 """
 
 from __future__ import annotations

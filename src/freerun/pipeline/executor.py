@@ -38,7 +38,7 @@ class Links:
     tied_borrower: TiedBorrower | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class InFlight:
     """What the backward of a microbatch needs from its forward, which sets inputs and output."""
 
@@ -99,7 +99,7 @@ class Executor:
             flight.output = self._loss(logits, microbatch)
         elif self.deferred:
             self.deferred.put_off(microbatch, inputs, lambda message: following.form.checked(run(message)))
-            yield from following.send(following.form.empty(), flight.norms)
+            yield from following.send(following.placeholder, flight.norms)
         else:
             yield from following.send(run(inputs).detach(), flight.norms)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,6 +50,11 @@ class Outgoing:
         self.form = form
         self._depth = depth
         self._under_way: deque[list[Wait]] = deque()
+
+    @cached_property
+    def placeholder(self) -> Tensor:
+        """What a replay sends in place of a message that nobody reads."""
+        return self.form.empty()
 
     def send(self, message: Tensor, norms: Tensor) -> Steps[None]:
         """Send a message, and the norms known here if the link carries norms."""

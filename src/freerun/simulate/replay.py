@@ -2,7 +2,7 @@
 
 Every stage of every replica is the same generator that a process would run; messages go through mailboxes, and each
 goes on whenever what it waits for is there. The order in which they happen to run changes nothing, since which weights
-a forward sees follows from the schedule.
+a forward sees follows from the schedule; but for `replicas.delay free`, where replicas take what has arrived.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from freerun.assembly import device_of
 from freerun.config import Config
 from freerun.data import build
-from freerun.errors import FreerunError
+from freerun.errors import ConfigError, FreerunError
 from freerun.groups import Group, LocalGroup, Mailboxes, Solo
 from freerun.mesh import Fabric, LocalBoard, Place, places
 from freerun.pipeline.deferred import Deferred
@@ -32,6 +32,11 @@ WRITTEN_ONCE = ("activations", "gradients")
 
 def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
     """Replay a run of any mesh in this process, to its end or up to an earlier update; gives the summary."""
+    if config.replicas.elastic:
+        raise ConfigError(
+            "replicas.elastic lets the clock decide how much is accumulated, and a replay has none; "
+            "use freerun train, or switch it off."
+        )
     torch.set_num_threads(threads(config))
     together = Together()
     data = build(config.data, config.model.context, config.training.sequences, config.training.seed)
@@ -51,7 +56,7 @@ def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
             results.append(result)
 
     for fabric in fabrics(config, together):
-        together.add(one(fabric))
+        together.add(one(fabric), line=fabric.place.replica)
     together.run()
     return results[0]
 
