@@ -54,5 +54,5 @@ def test_replicas_that_wait_for_nothing_keep_together(tokens, tmp_path, monkeypa
 
 def test_elastic_accumulation_is_refused_for_it_asks_the_clock(tokens, tmp_path):
     settings = {"replicas__count": 2, "replicas__strategy": "acco", "replicas__elastic": True}
-    with pytest.raises(ConfigError, match="replicas.elastic lets the clock decide"):
+    with pytest.raises(ConfigError, match=r"replicas\.elastic lets the clock decide"):
         replay(tiny(tokens, **settings), tmp_path)
