@@ -36,6 +36,15 @@ def validate(config: Config) -> None:
     _check_optimizer(config)
 
 
+def validate_replay(config: Config) -> None:
+    """Refuse what a replay can't do."""
+    if config.replicas.elastic:
+        raise ConfigError(
+            "replicas.elastic lets the clock decide how much is accumulated, and a replay has none; "
+            "use freerun train, or switch it off."
+        )
+
+
 def _at_least(config: Config) -> None:
     floors: list[tuple[str, float, float]] = [
         ("model.layers", config.model.layers, 1),

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from freerun import __version__, config_files
+from freerun.checks import validate_replay
 from freerun.config import Config
 from freerun.errors import ConfigError, FreerunError
 
@@ -88,6 +89,7 @@ def _train(verb: str, rest: Sequence[str]) -> None:
         from freerun.launch import make_folder
         from freerun.simulate.replay import simulate
 
+        validate_replay(config)  # before there is a folder
         folder = make_folder(config, name)
         config_files.write(config, folder / "config.toml")
         simulate(config, folder)

@@ -106,6 +106,9 @@ def test_a_verb_does_what_it_says(folder: Path, words: tuple[str, ...], says: st
     assert says in done.stdout + done.stderr
 
 
+ELASTIC = ("demo", "--replicas.strategy", "acco", "--pipeline.stages", "1", "--replicas.elastic", "true")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -114,6 +117,7 @@ def test_a_verb_does_what_it_says(folder: Path, words: tuple[str, ...], says: st
         (("train", "single", "--training.updates", "0"), "training.updates is 0; it must be at least 1"),
         (("train", "single", "--data.source", "nothing/*.txt"), "nothing/*.txt"),
         (("train", "single", "--run.dir", "run"), "run"),
+        (("simulate", *ELASTIC), "use freerun train"),
         (("eval", "nowhere"), "nowhere"),
         (("generate", "nowhere", "--prompt", "x"), "nowhere"),
     ],

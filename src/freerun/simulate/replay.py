@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from freerun.assembly import device_of
+from freerun.checks import validate_replay
 from freerun.config import Config
 from freerun.data import build
-from freerun.errors import ConfigError, FreerunError
+from freerun.errors import FreerunError
 from freerun.groups import Group, LocalGroup, Mailboxes, Solo
 from freerun.mesh import Fabric, LocalBoard, Place, places
 from freerun.pipeline.deferred import Deferred
@@ -32,11 +33,7 @@ WRITTEN_ONCE = ("activations", "gradients")
 
 def simulate(config: Config, folder: Path, end: int | None = None) -> Summary:
     """Replay a run of any mesh in this process, to its end or up to an earlier update; gives the summary."""
-    if config.replicas.elastic:
-        raise ConfigError(
-            "replicas.elastic lets the clock decide how much is accumulated, and a replay has none; "
-            "use freerun train, or switch it off."
-        )
+    validate_replay(config)
     torch.set_num_threads(threads(config))
     together = Together()
     data = build(config.data, config.model.context, config.training.sequences, config.training.seed)
